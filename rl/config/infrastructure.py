@@ -1,0 +1,77 @@
+"""Where it runs: engine, pools, store, tracking, orchestration. Secrets come from the environment only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rl.config.base import Name, Section
+
+
+class HFEngineSection(Section):
+    """The embedded engine: transformers in the process of a GPU-tagged worker."""
+
+    type: Literal["hf"] = "hf"
+    max_batch: Annotated[int, Field(ge=1)] = 64
+    """Sequences decoded together."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """torch threads."""
+    device: str = "auto"
+    """torch device; auto takes a GPU where there is one."""
+    hardware: Literal["compute_gpu", "bandwidth_gpu"] = "bandwidth_gpu"
+    """Class of the worker that hosts it."""
+
+
+class LocalPools(Section):
+    """A Dask cluster on this machine; the numbers are slots of each hardware class."""
+
+    type: Literal["local"] = "local"
+    compute_gpu: Annotated[int, Field(ge=0)] = 1
+    """Trainers."""
+    bandwidth_gpu: Annotated[int, Field(ge=0)] = 1
+    """Engines."""
+    cpu: Annotated[int, Field(ge=1)] = 256
+    """Environments running at once, in one worker process."""
+    lambda_: Annotated[int, Field(ge=1, alias="lambda")] = 16
+    """Rewards scored at once, in one worker process."""
+
+
+class SchedulerPools(Section):
+    """An existing Dask scheduler whose workers carry the resources compute_gpu, bandwidth_gpu, cpu, lambda."""
+
+    type: Literal["scheduler"] = "scheduler"
+    address: Annotated[str, Field(pattern=r"^(tcp|tls)://.+:\d+$")]
+    """Such as tls://scheduler:8786. Plain tcp is accepted on loopback only."""
+
+
+class StoreSection(Section):
+    """The S3 bucket. Credentials come from the AWS_* environment variables; so does the endpoint, unless
+    given here."""
+
+    bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] = "rollmill"
+    """Created on the embedded server; elsewhere it must exist."""
+    endpoint_url: str | None = None
+    """None uses AWS_ENDPOINT_URL_S3, then AWS itself."""
+    region: str = "us-east-1"
+    """AWS region."""
+
+
+class TrackingSection(Section):
+    """MLflow. The server is MLFLOW_TRACKING_URI, unless given here."""
+
+    enabled: bool = True
+    """Log metrics and versions. The store is the truth either way."""
+    experiment: Name = "rollmill"
+    """MLflow experiment."""
+    uri: str | None = None
+    """Tracking server."""
+
+
+class RestartSection(Section):
+    """How often a part of a run may die and be started again."""
+
+    rollout: Annotated[int, Field(ge=0)] = 5
+    """Rollout flow."""
+    trainer: Annotated[int, Field(ge=0)] = 5
+    """Trainer."""

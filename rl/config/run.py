@@ -1,0 +1,109 @@
+"""The root of the configuration tree.
+
+Invariants: importable without torch; unknown fields are errors; whatever can be cross-checked without starting
+anything is checked here; the resolved tree is stored with the run and is all that a process needs to join it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rl.config.base import Name, Section
+from rl.config.infrastructure import (
+    HFEngineSection,
+    LocalPools,
+    RestartSection,
+    SchedulerPools,
+    StoreSection,
+    TrackingSection,
+)
+from rl.config.model import ModelSection, TinyModel
+from rl.config.training import TrainingSection
+from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
+from rl.selection import DropPolicy
+from rl.staleness import StalenessPolicy
+from rl.stream import ProblemStream
+
+
+class RunConfig(Section):
+    """One run: a policy, its work and where it runs."""
+
+    name: Name
+    """Name of the run; with the tenant it is its prefix in the store."""
+    tenant: Name = "default"
+    """Owner of the run's prefix."""
+    seed: int = 0
+    """Of the problem stream, the sampler and the optimizer."""
+    deterministic: bool = False
+    """Seed every turn by (ordinal, attempt, member, turn) and decode with one fixed batch shape, so that a
+    run under alpha = 0 repeats bit by bit. Slower."""
+    model: ModelSection = ModelSection()
+    domains: Annotated[tuple[DomainSection, ...], Field(min_length=1)]
+    """What is trained on, each with its share."""
+    rollout: RolloutSection = RolloutSection()
+    staleness: StalenessSection = StalenessSection()
+    training: TrainingSection = TrainingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    engine: HFEngineSection = HFEngineSection()
+    pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
+    store: StoreSection = StoreSection()
+    tracking: TrackingSection = TrackingSection()
+    deadlines: DeadlineSection = DeadlineSection()
+    restarts: RestartSection = RestartSection()
+
+    @model_validator(mode="after")
+    def _cross_check(self) -> Self:
+        names = [d.name for d in self.domains]
+        if len(set(names)) != len(names):
+            raise ValueError(f"domains: two domains have one name in {names}; give each its own")
+        if self.rollout.max_new_tokens >= self.rollout.max_tokens:
+            raise ValueError(
+                f"rollout.max_new_tokens ({self.rollout.max_new_tokens}) leaves no room for a prompt in "
+                f"rollout.max_tokens ({self.rollout.max_tokens}); raise the latter"
+            )
+        if self.model.warmstart is None and isinstance(self.model.source, TinyModel):
+            raise ValueError("model.warmstart: a tiny model starts from random weights and needs a warm start; add the section")
+        if isinstance(self.pools, LocalPools):
+            members = self.policy.buffer_groups * self.training.group_size
+            if self.pools.cpu < self.training.group_size:
+                raise ValueError(
+                    f"pools.cpu ({self.pools.cpu}) is below training.group_size ({self.training.group_size}): "
+                    f"not one group could run; up to {members} are used"
+                )
+            if getattr(self.pools, self.engine.hardware) < 1:
+                raise ValueError(f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1")
+            if self.pools.compute_gpu < 1:
+                raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
+        if self.training.group_size * self.training.groups_per_step % self.training.processes:
+            raise ValueError(
+                f"training.processes ({self.training.processes}) does not divide the batch of "
+                f"{self.training.group_size * self.training.groups_per_step} trajectories"
+            )
+        if self.deterministic and self.training.examine_factor != 1.0:
+            raise ValueError("training.examine_factor must be 1 in a deterministic run: refilling depends on arrival")
+        return self
+
+    @property
+    def prefix(self) -> str:
+        """Key prefix of the run in the bucket, with a closing slash."""
+        return f"{self.tenant}/{self.name}/"
+
+    @property
+    def policy(self) -> StalenessPolicy:
+        t = self.training
+        examined = math.ceil(t.groups_per_step * t.examine_factor) if t.dynamic_sampling else t.groups_per_step
+        return StalenessPolicy(self.staleness.alpha, t.groups_per_step, examined, t.steps)
+
+    @property
+    def drops(self) -> DropPolicy:
+        return DropPolicy(self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling)
+
+    @property
+    def stream(self) -> ProblemStream:
+        return ProblemStream(self.seed, {d.name: d.weight for d in self.domains})
+
+    def domain(self, name: str) -> DomainSection:
+        return next(d for d in self.domains if d.name == name)

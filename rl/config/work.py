@@ -1,0 +1,86 @@
+"""What is trained on: domains, rollout, staleness, evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rl.config.base import Name, Seconds, Section
+
+
+class DomainSection(Section):
+    """One environment family with its reward."""
+
+    name: Name
+    """Name in metrics, placement and the problem stream."""
+    environment: str
+    """Entry point of group `rollmill.environments`, or `module:attribute`."""
+    environment_options: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    reward: str = "outcome"
+    """Entry point of group `rollmill.rewards`, or `module:attribute`."""
+    reward_options: dict[str, Any] = {}
+    """Keyword arguments of the reward function."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the problem stream, relative to the other domains."""
+    max_turns: Annotated[int, Field(ge=1)] = 10
+    """Turns after which an episode is truncated."""
+
+
+class DeadlineSection(Section):
+    """How long anything may take, in seconds. Past it there is a named error, never a silent wait."""
+
+    reset: Seconds = 60
+    """Starting an environment, one try."""
+    environment_step: Seconds = 30
+    """One call of `step`."""
+    generate: Seconds = 300
+    """One turn's generation, waiting for a suspended engine included."""
+    score: Seconds = 60
+    """The reward of one trajectory."""
+    trajectory: Seconds = 1800
+    """One member from start to score, retries included."""
+    batch: Seconds = 1800
+    """Trainer: waiting for a batch without a single new group arriving."""
+    control: Seconds = 120
+    """One suspend, update or resume of the engines."""
+    start: Seconds = 120
+    """Starting a service, a worker or an engine."""
+
+
+class RolloutSection(Section):
+    """Generation and environments."""
+
+    unit: Literal["group", "trajectory"] = "group"
+    """What one Prefect task run is. `trajectory` shows more and costs more."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 256
+    """Per turn."""
+    max_tokens: Annotated[int, Field(ge=2)] = 4096
+    """Per trajectory, prompt included; longer ones are truncated."""
+    temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
+    """Of the sampler and, necessarily the same, of the trainer."""
+    member_retries: Annotated[int, Field(ge=0)] = 2
+    """Fresh tries of a member whose environment, reward or engine failed, before its group is given up."""
+    failed_attempts: Annotated[int, Field(ge=1)] = 3
+    """Given-up attempts of a problem before it is abandoned."""
+    stale_attempts: Annotated[int, Field(ge=1)] = 3
+    """Attempts of a problem that grew too old before it is abandoned."""
+    max_consecutive_failures: Annotated[int, Field(ge=1)] = 50
+    """Groups given up in a row after which the run ends by name: something is broken."""
+
+
+class StalenessSection(Section):
+    """The bound between the version that started a trajectory and the step that trains it."""
+
+    alpha: Annotated[int, Field(ge=0, le=16)] = 1
+    """Largest lag in versions. 0 is on-policy: rollout and training alternate."""
+
+
+class EvaluationSection(Section):
+    """Held-out evaluation."""
+
+    problems: Annotated[int, Field(ge=0)] = 128
+    """Held-out problems per domain, before and after; 0 switches evaluation off."""
+    temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
+    """Sampler temperature in evaluation."""

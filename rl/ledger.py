@@ -1,0 +1,221 @@
+"""The fold of the commit log: which version is the head, and what became of every ordinal and attempt.
+
+Invariants
+- Ordinals are trained, abandoned with a reason, or outstanding; attempts are trained, dropped or open;
+  disjoint and complete. An ordinal is settled (trained or abandoned) at most once on the live line.
+- At any moment an outstanding ordinal has exactly one open attempt; dropping it grants the next one or
+  abandons the ordinal.
+- Versions are strictly monotonic and never reused; lag counts edges of the live line.
+- `from_snapshot(ledger.snapshot())` is the same ledger: a fold may start at any record with a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rl.errors import LogCorrupt
+from rl.records import Drop, Fence, GcFloor, Outcome, Record, Rollback, Settle, Snapshot, StateRef, Step
+from rl.trajectory import Uid
+
+LINE = 64
+"""How many versions of the live line a snapshot keeps; alpha must stay well below."""
+
+
+class Ledger:
+    """Mutable fold; feed it records in order with `apply`."""
+
+    def __init__(self) -> None:
+        self.lsn = 0
+        self.fence = 0
+        self.head: int | None = None
+        self.next_version = 0
+        self.line: list[int] = []
+        self.states: dict[int, StateRef] = {}
+        self.low_water = 0
+        self.settled_above: set[int] = set()
+        self.attempts: dict[int, int] = {}
+        self.strikes: dict[int, Counter[str]] = {}
+        self.alpha: int | None = None
+        self.gc_floor = 0
+        self.trained_groups = 0
+        self.dropped_groups: Counter[str] = Counter()
+
+    @classmethod
+    def from_snapshot(cls, lsn: int, snapshot: Snapshot) -> Ledger:
+        ledger = cls()
+        ledger.lsn = lsn
+        ledger._restore(snapshot)
+        return ledger
+
+    def snapshot(self) -> Snapshot:
+        """The state now, as a record may carry it."""
+        kept = set(self.line[-LINE:]) | ({self.newest_full} if self.newest_full is not None else set())
+        return Snapshot(
+            head=self.head,
+            next_version=self.next_version,
+            line=tuple(self.line[-LINE:]),
+            states={v: self.states[v] for v in sorted(kept) if v in self.states},
+            low_water=self.low_water,
+            settled_above=tuple(sorted(self.settled_above)),
+            attempts=dict(sorted(self.attempts.items())),
+            strikes={o: dict(sorted(c.items())) for o, c in sorted(self.strikes.items())},
+            alpha=self.alpha,
+            fence=self.fence,
+            gc_floor=self.gc_floor,
+            trained_groups=self.trained_groups,
+            dropped_groups=dict(sorted(self.dropped_groups.items())),
+        )
+
+    def _restore(self, s: Snapshot) -> None:
+        self.head, self.next_version, self.line = s.head, s.next_version, list(s.line)
+        self.states = dict(s.states)
+        self.low_water, self.settled_above = s.low_water, set(s.settled_above)
+        self.attempts = dict(s.attempts)
+        self.strikes = {o: Counter(c) for o, c in s.strikes.items()}
+        self.alpha, self.fence, self.gc_floor = s.alpha, s.fence, s.gc_floor
+        self.trained_groups, self.dropped_groups = s.trained_groups, Counter(s.dropped_groups)
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    @property
+    def newest_full(self) -> int | None:
+        """The newest version of the live line that can be resumed from."""
+        return next((v for v in reversed(self.line) if v in self.states and self.states[v].full), None)
+
+    def lag(self, start: int, base: int | None = None) -> int | None:
+        """Steps on the live line from `start` to `base` (the head by default); None when `start` was rolled
+        back. A version older than the kept line counts as older than all of it."""
+        base = self.head if base is None else base
+        if base is None or base not in self.line:
+            raise LogCorrupt(f"version {base} is not on the live line")
+        at = self.line.index(base)
+        if start in self.line:
+            return at - self.line.index(start)
+        return at + 1 if self.line and start < self.line[0] else None
+
+    def settled(self, ordinal: int) -> bool:
+        return ordinal < self.low_water or ordinal in self.settled_above
+
+    def open_attempt(self, ordinal: int) -> int | None:
+        """The one open attempt of an outstanding ordinal; None once it is settled."""
+        return None if self.settled(ordinal) else self.attempts.get(ordinal, 0)
+
+    def is_open(self, uid: Uid) -> bool:
+        return self.open_attempt(uid.ordinal) == uid.attempt
+
+    def outstanding(self) -> Iterable[Uid]:
+        """Open attempts in stream order, without end."""
+        ordinal = self.low_water
+        while True:
+            attempt = self.open_attempt(ordinal)
+            if attempt is not None:
+                yield Uid(ordinal, attempt)
+            ordinal += 1
+
+    # -- folding -------------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """Fold one record. Raises LogCorrupt, leaving the ledger unusable, if it breaks a rule."""
+        if record.lsn != self.lsn + 1:
+            raise LogCorrupt(f"record {record.lsn} after {self.lsn}")
+        match record:
+            case Fence():
+                self.fence = record.lsn
+            case Step():
+                self._step(record)
+            case Settle():
+                for drop in record.dropped:
+                    self._drop(record.lsn, drop)
+            case Rollback():
+                if record.snapshot is None or record.snapshot.head != record.to:
+                    raise LogCorrupt(f"record {record.lsn}: a rollback to {record.to} without its snapshot")
+                self._restore(record.snapshot)
+            case GcFloor():
+                if record.version < self.gc_floor:
+                    raise LogCorrupt(f"record {record.lsn}: gc floor falls from {self.gc_floor} to {record.version}")
+                self.gc_floor = record.version
+        self.lsn = record.lsn
+
+    def _step(self, record: Step) -> None:
+        if record.version != self.next_version or record.base != self.head:
+            raise LogCorrupt(
+                f"record {record.lsn}: version {record.version} on base {record.base}, "
+                f"but {self.next_version} on {self.head} is next"
+            )
+        for text in record.trained:
+            uid = self._open(record.lsn, text)
+            self._settle(uid.ordinal)
+            self.trained_groups += 1
+        for drop in record.dropped:
+            self._drop(record.lsn, drop)
+        self.head, self.next_version, self.alpha = record.version, record.version + 1, record.alpha
+        self.line.append(record.version)
+        self.states[record.version] = record.state
+
+    def _open(self, lsn: int, text: str) -> Uid:
+        uid = Uid.parse(text)
+        if not self.is_open(uid):
+            raise LogCorrupt(f"record {lsn}: attempt {uid} is not open (open is {self.open_attempt(uid.ordinal)})")
+        return uid
+
+    def _drop(self, lsn: int, drop: Drop) -> None:
+        uid = self._open(lsn, drop.uid)
+        self.dropped_groups[drop.reason.value] += 1
+        if drop.outcome is Outcome.ABANDON:
+            self._settle(uid.ordinal)
+        else:
+            self.attempts[uid.ordinal] = uid.attempt + 1
+            self.strikes.setdefault(uid.ordinal, Counter())[drop.reason.value] += 1
+
+    def _settle(self, ordinal: int) -> None:
+        self.attempts.pop(ordinal, None)
+        self.strikes.pop(ordinal, None)
+        self.settled_above.add(ordinal)
+        while self.low_water in self.settled_above:
+            self.settled_above.remove(self.low_water)
+            self.low_water += 1
+
+
+def rolled_back(records: Iterable[Record], to: int) -> Snapshot:
+    """The snapshot that a rollback to version `to` carries: settled is what the live line up to `to` settled;
+    every later attempt is closed for good, so its ordinal, if trained after `to`, is granted a fresh one.
+
+    `records` is the log from its beginning (or from a record with a snapshot no newer than `to`).
+    Raises LogCorrupt when `to` is not on the live line.
+    """
+    ledger = Ledger()
+    then: Snapshot | None = None
+    reopened: dict[int, int] = {}
+    for record in records:
+        if ledger.lsn == 0 and record.lsn > 1:
+            if record.snapshot is None:
+                raise LogCorrupt(f"record {record.lsn} does not start a fold")
+            ledger = Ledger.from_snapshot(record.lsn, record.snapshot)
+        else:
+            ledger.apply(record)
+        if ledger.head == to:
+            then = ledger.snapshot()
+            reopened.clear()
+        elif isinstance(record, Step):
+            reopened.update((uid.ordinal, uid.attempt + 1) for uid in map(Uid.parse, record.trained))
+    if then is None or to not in ledger.line:
+        raise LogCorrupt(f"version {to} is not on the live line {ledger.line}")
+    after = Ledger.from_snapshot(ledger.lsn, then)
+    for ordinal, attempt in ledger.attempts.items():
+        if not after.settled(ordinal):
+            after.attempts[ordinal] = max(attempt, after.attempts.get(ordinal, 0))
+    for ordinal, attempt in reopened.items():
+        after.attempts[ordinal] = max(attempt, after.attempts.get(ordinal, 0))
+    for ordinal in _settled_without_training(ledger, after, reopened):
+        after._settle(ordinal)
+    after.next_version = ledger.next_version
+    after.fence, after.gc_floor = ledger.fence, ledger.gc_floor
+    after.dropped_groups = Counter(ledger.dropped_groups)
+    return after.snapshot()
+
+
+def _settled_without_training(now: Ledger, then: Ledger, reopened: dict[int, int]) -> list[int]:
+    """Ordinals abandoned after `then`: they stay abandoned, for their attempts are closed."""
+    top = max(now.settled_above, default=now.low_water)
+    return [o for o in range(then.low_water, top + 1) if now.settled(o) and not then.settled(o) and o not in reopened]

@@ -1,0 +1,163 @@
+"""The records of the commit log: the only truth of a run.
+
+Invariants
+- Record `lsn` exists at most once; a reader folds them in order without gaps (`rl.ledger`).
+- A step record binds one new version to its state, the attempts it trained and the attempts it dropped.
+- Every record that carries a snapshot can start a fold: a reader never needs older ones.
+- Serialised as one JSON object, unknown fields refused.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from rl.trajectory import Uid
+
+
+class Reason(StrEnum):
+    """Why an attempt was dropped."""
+
+    STALE = "stale"
+    EQUAL_REWARD = "equal_reward"
+    DUPLICATE = "duplicate"
+    ROLLED_BACK = "rolled_back"
+    ENVIRONMENT_ERROR = "environment_error"
+    ENVIRONMENT_TIMEOUT = "environment_timeout"
+    REWARD_ERROR = "reward_error"
+    GENERATION_ERROR = "generation_error"
+    STAGE_FAILURE = "stage_failure"
+
+
+class Outcome(StrEnum):
+    """What becomes of the ordinal whose attempt was dropped."""
+
+    RETRY = "retry"
+    """The next attempt is granted."""
+    ABANDON = "abandon"
+    """The ordinal is settled without having been trained."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Drop(_Model):
+    """One dropped attempt."""
+
+    uid: str
+    reason: Reason
+    outcome: Outcome
+
+
+class StateRef(_Model):
+    """Where the state of a version lies, and what it must hash to."""
+
+    prefix: str
+    """Key prefix below the run, `state/{lsn}-{nonce}/`."""
+    manifest_sha256: str
+    """Of the manifest object, which names every file with its own sha256 and size."""
+    full: bool
+    """Whether optimizer, scheduler and RNG are there too: a point to resume from."""
+
+
+class Snapshot(_Model):
+    """The whole folded state after the record that carries it."""
+
+    head: int | None
+    """Newest version of the live line; None before the first step record."""
+    next_version: int
+    """The number of the next step record; never reused, not even after a rollback."""
+    line: tuple[int, ...]
+    """The newest versions of the live line, oldest first (see `rl.ledger.LINE`)."""
+    states: dict[int, StateRef]
+    """State of each version in `line`, and of the newest full one."""
+    low_water: int
+    """Every ordinal below is settled."""
+    settled_above: tuple[int, ...]
+    attempts: dict[int, int]
+    """Attempt granted to an outstanding ordinal, where it is not 0."""
+    strikes: dict[int, dict[str, int]]
+    """Dropped attempts of outstanding ordinals, by reason."""
+    alpha: int | None
+    fence: int
+    """lsn of the newest fence."""
+    gc_floor: int = 0
+    trained_groups: int
+    dropped_groups: dict[str, int]
+
+
+class _Record(_Model):
+    lsn: int = Field(ge=1)
+    nonce: str
+    """Unique per create, so that a writer recognises its own success after a lost acknowledgement."""
+    writer: str
+    time: float
+    """Seconds since the epoch; for people and plots, never for decisions."""
+    snapshot: Snapshot | None = None
+
+
+class Fence(_Record):
+    """A trainer took over; records of an older one lose from here on."""
+
+    kind: Literal["fence"] = "fence"
+
+
+class Step(_Record):
+    """One optimizer step: publishes the version and consumes its samples in one creation. The first one
+    (`base` None) publishes the initial policy and consumes nothing."""
+
+    kind: Literal["step"] = "step"
+    version: int
+    base: int | None
+    state: StateRef
+    weights_sha256: str
+    """Hash over names and bytes of the trained weights: what a replay must reproduce."""
+    alpha: int
+    trained: tuple[str, ...] = ()
+    """Uids, in the order of the batch."""
+    dropped: tuple[Drop, ...] = ()
+    metrics: dict[str, float] = {}
+    """Small summary for people: a projection of what MLflow has."""
+
+
+class Settle(_Record):
+    """Drops attempts between steps, so that their replacements need not wait for a step."""
+
+    kind: Literal["settle"] = "settle"
+    dropped: tuple[Drop, ...]
+
+
+class Rollback(_Record):
+    """Makes `to` the head again; what was trained after it is outstanding once more, as fresh attempts.
+    Always carries the snapshot that holds afterwards."""
+
+    kind: Literal["rollback"] = "rollback"
+    to: int
+
+
+class GcFloor(_Record):
+    """Objects of versions below `version` may be deleted after the grace period. Only rises."""
+
+    kind: Literal["gc_floor"] = "gc_floor"
+    version: int
+
+
+Record = Annotated[Fence | Step | Settle | Rollback | GcFloor, Field(discriminator="kind")]
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def encode(record: Record) -> bytes:
+    """The JSON body of a log object."""
+    return _ADAPTER.dump_json(record, exclude_none=True)
+
+
+def decode(body: bytes) -> Record:
+    """The record of a log object. Raises pydantic's ValidationError on anything else."""
+    return _ADAPTER.validate_json(body)
+
+
+def uids(texts: tuple[str, ...]) -> list[Uid]:
+    return [Uid.parse(text) for text in texts]

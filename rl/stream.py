@@ -1,0 +1,49 @@
+"""The problem stream: ordinal -> (domain, index, seed), a pure function of the configuration.
+
+Invariants
+- The same seed and weights give the same stream, in any process, for ever: only sha256 and integers decide.
+- After n draws the number of problems of a domain differs from its share of n by less than one per domain.
+- A training problem and a held-out problem never share a seed, and environments split their problem space
+  by `Problem.split` (see `envs/protocol.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from rl.trajectory import Problem
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from any printable parts; equal parts give equal seeds."""
+    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class ProblemStream:
+    """Draws problems in order; `problem(n)` may be asked in any order and always answers the same."""
+
+    def __init__(self, seed: int, weights: Mapping[str, float]):
+        if not weights or any(weight <= 0 for weight in weights.values()):
+            raise ValueError(f"domain weights must be positive: {dict(weights)}")
+        total = sum(weights.values())
+        self._seed = seed
+        self._shares = {name: weight / total for name, weight in sorted(weights.items())}
+        self._drawn: list[tuple[str, int]] = []
+        self._counts = dict.fromkeys(self._shares, 0)
+
+    def problem(self, ordinal: int) -> Problem:
+        """The problem of this ordinal (>= 0), of the training split."""
+        while len(self._drawn) <= ordinal:
+            n = len(self._drawn) + 1
+            name = max(self._shares, key=lambda k: self._shares[k] * n - self._counts[k])
+            self._drawn.append((name, self._counts[name]))
+            self._counts[name] += 1
+        domain, index = self._drawn[ordinal]
+        return Problem(ordinal, domain, index, derive_seed(self._seed, "train", domain, index))
+
+    def held_out(self, domain: str, count: int) -> list[Problem]:
+        """The first `count` held-out problems of a domain; they depend on the domain alone, not on the run's
+        seed, so that evaluations of different runs compare."""
+        return [Problem(i, domain, i, derive_seed("heldout", domain, i), "heldout") for i in range(count)]
