@@ -92,7 +92,9 @@ class StateUnreadable(ServiceError):
     """A file of ours under the data directory can not be read as what it should be."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} can not be read: {reason}", mend="run `rollmill down`, then remove that file")
+        super().__init__(
+            f"{path} can not be read: {reason}", mend="run `rollmill down`, then remove that file"
+        )
         self.path = path
 
 

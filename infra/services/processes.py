@@ -55,8 +55,8 @@ def alive(process: psutil.Process) -> bool:
         running = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         running = False
-    if not running and child is not None and child.poll() is not None:
-        _children.pop(process.pid, None)
+    if not running and child is not None:
+        child.poll()  # reaps it
     return running
 
 
@@ -124,6 +124,9 @@ def end(data_dir: Path, name: str, leader: Identity | None, *, grace_s: float) -
         _wait_gone(members, 1.0)
         if time.monotonic() > deadline:
             raise ServiceDidNotStop(name, [p.pid for p in members])
+    for pid, child in list(_children.items()):
+        if child.poll() is not None:
+            del _children[pid]
     return True
 
 

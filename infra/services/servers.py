@@ -180,7 +180,10 @@ def _probe_s3(data_dir: Path, port: int) -> str | None:
 
 def _launch_prefect(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:
     home = _home(data_dir, "prefect")
-    recorder, persister = "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER", "PREFECT_SERVER_SERVICES_EVENT_PERSISTER"
+    recorder, persister = (
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER",
+        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER",
+    )
     env = _env(
         PREFECT_HOME=str(home),
         PREFECT_SERVER_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{home / 'prefect.db'}",

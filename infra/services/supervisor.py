@@ -202,7 +202,8 @@ def _wait_ready(home: Path, services: list[Service], records: dict[str, Record])
                 _end(home, service, records)
                 reason = reason if dead else f"not ready after {waited:.0f} s ({reason})"
                 log = state.log_path(home, name)
-                if dead and "address already in use" in tail(log).lower():  # taken between our look and its start
+                # Taken between our look and its start:
+                if dead and "address already in use" in tail(log).lower():
                     holder = processes.port_holder(record.port)
                     raise PortInUse(service.title, record.port, holder, service.flag)
                 raise ServiceDidNotStart(service.title, reason, log, tail(log))
