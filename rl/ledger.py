@@ -19,7 +19,7 @@ from rl.records import Drop, Fence, GcFloor, Outcome, Record, Rollback, Settle, 
 from rl.trajectory import Uid
 
 LINE = 64
-"""How many versions of the live line a snapshot keeps; alpha must stay well below."""
+"""How many versions of the live line are kept; alpha must stay well below."""
 
 
 class Ledger:
@@ -50,12 +50,11 @@ class Ledger:
 
     def snapshot(self) -> Snapshot:
         """The state now, as a record may carry it."""
-        kept = set(self.line[-LINE:]) | ({self.newest_full} if self.newest_full is not None else set())
         return Snapshot(
             head=self.head,
             next_version=self.next_version,
-            line=tuple(self.line[-LINE:]),
-            states={v: self.states[v] for v in sorted(kept) if v in self.states},
+            line=tuple(self.line),
+            states=dict(sorted(self.states.items())),
             low_water=self.low_water,
             settled_above=tuple(sorted(self.settled_above)),
             attempts=dict(sorted(self.attempts.items())),
@@ -81,7 +80,7 @@ class Ledger:
     @property
     def newest_full(self) -> int | None:
         """The newest version of the live line that can be resumed from."""
-        return next((v for v in reversed(self.line) if v in self.states and self.states[v].full), None)
+        return max((v for v, state in self.states.items() if state.full), default=None)
 
     def lag(self, start: int, base: int | None = None) -> int | None:
         """Steps on the live line from `start` to `base` (the head by default); None when `start` was rolled
@@ -130,10 +129,19 @@ class Ledger:
             case Rollback():
                 if record.snapshot is None or record.snapshot.head != record.to:
                     raise LogCorrupt(f"record {record.lsn}: a rollback to {record.to} without its snapshot")
+                if (
+                    record.snapshot.next_version < self.next_version
+                    or record.snapshot.gc_floor < self.gc_floor
+                ):
+                    raise LogCorrupt(
+                        f"record {record.lsn}: a rollback may lower neither versions nor the gc floor"
+                    )
                 self._restore(record.snapshot)
             case GcFloor():
                 if record.version < self.gc_floor:
-                    raise LogCorrupt(f"record {record.lsn}: gc floor falls from {self.gc_floor} to {record.version}")
+                    raise LogCorrupt(
+                        f"record {record.lsn}: gc floor falls from {self.gc_floor} to {record.version}"
+                    )
                 self.gc_floor = record.version
         self.lsn = record.lsn
 
@@ -150,13 +158,17 @@ class Ledger:
         for drop in record.dropped:
             self._drop(record.lsn, drop)
         self.head, self.next_version, self.alpha = record.version, record.version + 1, record.alpha
-        self.line.append(record.version)
+        self.line = [*self.line, record.version][-LINE:]
         self.states[record.version] = record.state
+        kept = {*self.line, self.newest_full}
+        self.states = {v: state for v, state in self.states.items() if v in kept}
 
     def _open(self, lsn: int, text: str) -> Uid:
         uid = Uid.parse(text)
         if not self.is_open(uid):
-            raise LogCorrupt(f"record {lsn}: attempt {uid} is not open (open is {self.open_attempt(uid.ordinal)})")
+            raise LogCorrupt(
+                f"record {lsn}: attempt {uid} is not open (open is {self.open_attempt(uid.ordinal)})"
+            )
         return uid
 
     def _drop(self, lsn: int, drop: Drop) -> None:
@@ -186,21 +198,37 @@ def rolled_back(records: Iterable[Record], to: int) -> Snapshot:
     """
     ledger = Ledger()
     then: Snapshot | None = None
+    live: list[int] = []
     reopened: dict[int, int] = {}
     for record in records:
         if ledger.lsn == 0 and record.lsn > 1:
             if record.snapshot is None:
                 raise LogCorrupt(f"record {record.lsn} does not start a fold")
             ledger = Ledger.from_snapshot(record.lsn, record.snapshot)
+            live = list(ledger.line)
         else:
             ledger.apply(record)
+        if isinstance(record, Step):
+            live.append(record.version)
+        elif isinstance(record, Rollback):
+            known = record.to in live  # else the fold began after it
+            live = live[: live.index(record.to) + 1] if known else list(ledger.line)
         if ledger.head == to:
             then = ledger.snapshot()
             reopened.clear()
-        elif isinstance(record, Step):
+            continue
+        if isinstance(record, Step):
             reopened.update((uid.ordinal, uid.attempt + 1) for uid in map(Uid.parse, record.trained))
-    if then is None or to not in ledger.line:
-        raise LogCorrupt(f"version {to} is not on the live line {ledger.line}")
+        if isinstance(
+            record, Step | Settle
+        ):  # what an earlier rollback reopened may have been abandoned since
+            for drop in record.dropped:
+                if drop.outcome is Outcome.ABANDON:
+                    reopened.pop(Uid.parse(drop.uid).ordinal, None)
+    if then is None or to not in live:
+        raise LogCorrupt(f"version {to} is not on the live line {live}")
+    if to < ledger.gc_floor:
+        raise LogCorrupt(f"version {to} is below the gc floor {ledger.gc_floor}: its state may be deleted")
     after = Ledger.from_snapshot(ledger.lsn, then)
     for ordinal, attempt in ledger.attempts.items():
         if not after.settled(ordinal):
@@ -218,4 +246,8 @@ def rolled_back(records: Iterable[Record], to: int) -> Snapshot:
 def _settled_without_training(now: Ledger, then: Ledger, reopened: dict[int, int]) -> list[int]:
     """Ordinals abandoned after `then`: they stay abandoned, for their attempts are closed."""
     top = max(now.settled_above, default=now.low_water)
-    return [o for o in range(then.low_water, top + 1) if now.settled(o) and not then.settled(o) and o not in reopened]
+    return [
+        o
+        for o in range(then.low_water, top + 1)
+        if now.settled(o) and not then.settled(o) and o not in reopened
+    ]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rl.errors import PlacementError
 
-F = TypeVar("F", bound=Callable)
+Stage = Callable[..., Any]
+F = TypeVar("F", bound=Stage)
 
 
 class HardwareClass(StrEnum):
@@ -54,20 +55,22 @@ class Placement:
         return (first, *COMPATIBLE[first])
 
     def resolve(self, domain: str | None, free: Mapping[HardwareClass, float]) -> HardwareClass:
-        """The first candidate with a free slot; the preferred one that exists at all when every one is full."""
+        """The first candidate with a free slot; the first that exists at all when every one is full."""
         existing = [c for c in self.candidates(domain) if c in free]
         if not existing:
             wanted = " or ".join(self.candidates(domain))
-            raise PlacementError(f"no pool has {wanted}; the pools have {', '.join(sorted(free)) or 'nothing'}")
+            raise PlacementError(
+                f"no pool has {wanted}; the pools have {', '.join(sorted(free)) or 'nothing'}"
+            )
         return next((c for c in existing if free[c] >= 1), existing[0])
 
 
 def runs_on(where: str | Mapping[str, str]) -> Callable[[F], F]:
     """Declare the hardware class of a stage: one class, or a mapping domain -> class with a key `default`."""
     if isinstance(where, str):
-        placement = Placement({}, HardwareClass(where))
+        placement = Placement({}, _hardware_class(where))
     else:
-        classes = {domain: HardwareClass(name) for domain, name in where.items()}
+        classes = {domain: _hardware_class(name) for domain, name in where.items()}
         default = classes.pop("default", None)
         placement = Placement(classes, default)
 
@@ -78,17 +81,25 @@ def runs_on(where: str | Mapping[str, str]) -> Callable[[F], F]:
     return mark
 
 
-def placement_of(function: Callable) -> Placement:
+def _hardware_class(name: str) -> HardwareClass:
+    try:
+        return HardwareClass(name)
+    except ValueError:
+        raise PlacementError(f"@runs_on: {name!r} is none of {', '.join(HardwareClass)}") from None
+
+
+def placement_of(function: Stage) -> Placement:
     """The declaration of a stage. Raises PlacementError when it has none."""
-    placement = getattr(function, "__rollmill_placement__", None)
+    placement: Placement | None = getattr(function, "__rollmill_placement__", None)
     if placement is None:
         raise PlacementError(f"stage {getattr(function, '__name__', function)!r} has no @runs_on")
     return placement
 
 
-def preflight(stages: Iterable[Callable], domains: Iterable[str], pools: Mapping[HardwareClass, float]) -> None:
+def preflight(stages: Iterable[Stage], domains: Iterable[str], pools: Mapping[HardwareClass, float]) -> None:
     """Raise PlacementError naming every stage and domain that no pool can run."""
     problems = []
+    pools = {name: slots for name, slots in pools.items() if slots >= 1}
     for stage in stages:
         for domain in domains:
             try:
@@ -96,4 +107,6 @@ def preflight(stages: Iterable[Callable], domains: Iterable[str], pools: Mapping
             except PlacementError as error:
                 problems.append(f"{stage.__name__} of {domain}: {error}")
     if problems:
-        raise PlacementError("pools: " + "; ".join(problems) + ". Add workers with the class, or change @runs_on.")
+        raise PlacementError(
+            "pools: " + "; ".join(problems) + ". Add workers with the class, or change @runs_on."
+        )

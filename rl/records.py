@@ -41,7 +41,10 @@ class Outcome(StrEnum):
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # A metric that is not a number must not make a record that can not be read back: JSON has no NaN.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="strings"
+    )
 
 
 class Drop(_Model):
@@ -118,6 +121,9 @@ class Step(_Record):
     alpha: int
     trained: tuple[str, ...] = ()
     """Uids, in the order of the batch."""
+    segments: tuple[str, ...] = ()
+    """Key, below the run, of the segment that each of `trained` was read from: an attempt may have been
+    sealed more than once, and a replay must read the same copy."""
     dropped: tuple[Drop, ...] = ()
     metrics: dict[str, float] = {}
     """Small summary for people: a projection of what MLflow has."""
@@ -151,7 +157,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 def encode(record: Record) -> bytes:
     """The JSON body of a log object."""
-    return _ADAPTER.dump_json(record, exclude_none=True)
+    return _ADAPTER.dump_json(record)
 
 
 def decode(body: bytes) -> Record:

@@ -2,6 +2,7 @@
 
 Invariants
 - At most one group per ordinal is selected; only open attempts are; FIFO, oldest version first.
+- Of several sealed copies of one attempt all functions here look at the same one.
 - What is dropped is dropped by name, and every drop says what becomes of the ordinal.
 - A group without signal (equal rewards) is dropped only together with a batch, or when so many were looked
   at that none can form: a poll that finds too little changes nothing.
@@ -10,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -28,6 +29,14 @@ class Candidate:
     version: int
     informative: bool
     tombstone: str | None = None
+    newest: int | None = None
+    """Newest version that produced a token of it; None when that is `version`."""
+
+    def rolled_back(self, ledger: Ledger) -> bool:
+        """Whether any of its tokens comes from a version that is no longer on the live line."""
+        return ledger.lag(self.version) is None or (
+            self.newest is not None and ledger.lag(self.newest) is None
+        )
 
 
 @dataclass
@@ -49,7 +58,7 @@ class DropPolicy:
 
     def drop(self, ledger: Ledger, uid: Uid, reason: Reason) -> Drop:
         """The drop of an open attempt for `reason`, by the budget of its ordinal."""
-        strikes = ledger.strikes.get(uid.ordinal, {})
+        strikes: Mapping[str, int] = ledger.strikes.get(uid.ordinal, {})
         if reason is Reason.EQUAL_REWARD:
             outcome = Outcome.ABANDON
         elif reason in (Reason.STALE, Reason.ROLLED_BACK, Reason.DUPLICATE):
@@ -61,25 +70,25 @@ class DropPolicy:
         return Drop(uid=str(uid), reason=reason, outcome=outcome)
 
 
-def select(ledger: Ledger, candidates: Iterable[Candidate], staleness: StalenessPolicy, drops: DropPolicy) -> Selection:
+def select(
+    ledger: Ledger, candidates: Iterable[Candidate], staleness: StalenessPolicy, drops: DropPolicy
+) -> Selection:
     """The next batch out of the sealed groups, for the step whose base is the ledger's head."""
-    result = Selection()
-    seen: set[int] = set()
+    candidates = list(candidates)
+    judged = _judged(ledger, candidates)
+    result = Selection(duplicates=len(candidates) - len(judged))
     equal: list[Drop] = []
     batch: list[Candidate] = []
-    for c in sorted(candidates, key=lambda c: (c.version, c.uid)):
-        if not ledger.is_open(c.uid) or c.uid.ordinal in seen:
-            result.duplicates += 1
-            continue
-        seen.add(c.uid.ordinal)
-        lag = ledger.lag(c.version)
+    for c in judged:
         if c.tombstone is not None:
             result.dropped.append(drops.drop(ledger, c.uid, Reason(c.tombstone)))
-        elif lag is None:
+        elif c.rolled_back(ledger):
             result.dropped.append(drops.drop(ledger, c.uid, Reason.ROLLED_BACK))
-        elif not staleness.viable(lag):
+        elif not staleness.viable(ledger.lag(c.version)):
             result.dropped.append(drops.drop(ledger, c.uid, Reason.STALE))
-        elif len(batch) == staleness.groups_per_step or len(batch) + len(equal) == staleness.examined_per_step:
+        elif (
+            len(batch) == staleness.groups_per_step or len(batch) + len(equal) == staleness.examined_per_step
+        ):
             continue
         elif c.informative or drops.train_equal_rewards:
             batch.append(c)
@@ -98,16 +107,21 @@ def doomed(
     staleness: StalenessPolicy,
     drops: DropPolicy,
 ) -> list[Drop]:
-    """Sealed groups, not in `taken`, that the coming step itself makes too old: they are dropped in its own
-    record, so that their problems are granted a fresh attempt in the same instant."""
-    seen: set[int] = {uid.ordinal for uid in taken}
+    """Sealed groups that the coming step itself puts out of the window: they are dropped in its own record,
+    so that their problems are granted a fresh attempt in the same instant, and none is lost from sight.
+
+    `taken` are the uids that the record settles already, trained *and* dropped."""
     late = []
-    for c in sorted(candidates, key=lambda c: (c.version, c.uid)):
-        if c.tombstone is None and ledger.is_open(c.uid) and c.uid.ordinal not in seen:
-            seen.add(c.uid.ordinal)
-            lag = ledger.lag(c.version)
-            if lag is not None and lag + 1 > staleness.alpha:
-                late.append(drops.drop(ledger, c.uid, Reason.STALE))
+    for c in _judged(ledger, candidates):
+        if c.uid in taken:
+            continue
+        lag = ledger.lag(c.version)
+        if c.tombstone is not None:
+            late.append(drops.drop(ledger, c.uid, Reason(c.tombstone)))
+        elif c.rolled_back(ledger):
+            late.append(drops.drop(ledger, c.uid, Reason.ROLLED_BACK))
+        elif lag is not None and not staleness.viable(lag + 1):
+            late.append(drops.drop(ledger, c.uid, Reason.STALE))
     return late
 
 
@@ -125,14 +139,23 @@ def admissible(
     behind = ledger.lag(serving)
     if behind is None:
         return []
-    present: set[Uid] = set()
-    waiting = 0
-    for c in sealed:
-        if c.uid in present or not ledger.is_open(c.uid):
-            continue
-        present.add(c.uid)
-        waiting += c.tombstone is None and staleness.viable(ledger.lag(c.version))
+    judged = _judged(ledger, sealed)
+    present = {c.uid for c in judged}
+    waiting = sum(
+        c.tombstone is None and not c.rolled_back(ledger) and staleness.viable(ledger.lag(c.version))
+        for c in judged
+    )
     busy = {uid for uid in in_flight if ledger.is_open(uid)} - present
     room = staleness.capacity(ledger.head, behind) - waiting - len(busy)
     fresh = (uid for uid in ledger.outstanding() if uid not in present and uid not in busy)
     return list(islice(fresh, max(0, room)))
+
+
+def _judged(ledger: Ledger, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """One sealed copy of every open attempt, oldest version first; of copies of one version a whole group
+    rather than a tombstone."""
+    copies: dict[Uid, Candidate] = {}
+    for c in sorted(candidates, key=lambda c: (c.version, c.uid, c.tombstone is not None)):
+        if ledger.is_open(c.uid):
+            copies.setdefault(c.uid, c)
+    return list(copies.values())

@@ -61,5 +61,8 @@ class StalenessPolicy:
         """The lag of a sample in the coming step. Raises StalenessViolation past the bound."""
         lag = ledger.lag(version)
         if lag is None or lag > self.alpha:
-            raise StalenessViolation(f"group {uid} of version {version} has lag {lag} at version {ledger.head}, alpha is {self.alpha}")
+            raise StalenessViolation(
+                f"group {uid} of version {version} has lag {lag} at version {ledger.head}, "
+                f"alpha is {self.alpha}"
+            )
         return lag

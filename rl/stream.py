@@ -2,7 +2,7 @@
 
 Invariants
 - The same seed and weights give the same stream, in any process, for ever: only sha256 and integers decide.
-- After n draws the number of problems of a domain differs from its share of n by less than one per domain.
+- After n draws the number of problems of a domain differs from its share of n by less than one.
 - A training problem and a held-out problem never share a seed, and environments split their problem space
   by `Problem.split` (see `envs/protocol.py`).
 """
@@ -10,7 +10,9 @@ Invariants
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 
 from rl.trajectory import Problem
 
@@ -27,21 +29,29 @@ class ProblemStream:
     def __init__(self, seed: int, weights: Mapping[str, float]):
         if not weights or any(weight <= 0 for weight in weights.values()):
             raise ValueError(f"domain weights must be positive: {dict(weights)}")
-        total = sum(weights.values())
+        exact = {name: Fraction(weight) for name, weight in sorted(weights.items())}
+        scale = math.lcm(*(weight.denominator for weight in exact.values()))
         self._seed = seed
-        self._shares = {name: weight / total for name, weight in sorted(weights.items())}
+        self._weights = {name: int(weight * scale) for name, weight in exact.items()}
+        self._total = sum(self._weights.values())
         self._drawn: list[tuple[str, int]] = []
-        self._counts = dict.fromkeys(self._shares, 0)
+        self._counts = dict.fromkeys(self._weights, 0)
 
     def problem(self, ordinal: int) -> Problem:
         """The problem of this ordinal (>= 0), of the training split."""
         while len(self._drawn) <= ordinal:
-            n = len(self._drawn) + 1
-            name = max(self._shares, key=lambda k: self._shares[k] * n - self._counts[k])
+            name = self._next()
             self._drawn.append((name, self._counts[name]))
             self._counts[name] += 1
         domain, index = self._drawn[ordinal]
         return Problem(ordinal, domain, index, derive_seed(self._seed, "train", domain, index))
+
+    def _next(self) -> str:
+        """Of the domains below their share, the one whose next problem is due first: the quota method
+        (Balinski, Young 1975). Taking the one furthest below its share instead drifts by more than one."""
+        n = len(self._drawn) + 1
+        below = [k for k, w in self._weights.items() if w * n > self._total * self._counts[k]]
+        return min(below, key=lambda k: (Fraction(self._counts[k] + 1, self._weights[k]), k))
 
     def held_out(self, domain: str, count: int) -> list[Problem]:
         """The first `count` held-out problems of a domain; they depend on the domain alone, not on the run's

@@ -1,4 +1,4 @@
-"""GRPO (Shao et al. 2024, DeepSeekMath, section 4.1): rewards normalised by the group's mean and deviation."""
+"""GRPO (Shao et al. 2024, DeepSeekMath, section 4.1): rewards normalised by group mean and deviation."""
 
 from collections.abc import Sequence
 from statistics import fmean, stdev

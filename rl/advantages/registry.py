@@ -19,11 +19,15 @@ BUILT_IN = ("grpo", "dr_grpo", "rloo")
 def advantage_function(name: str) -> Advantages:
     """The built-in of that name, or the user's own at `module:attribute`. Raises ConfigError."""
     if name in BUILT_IN:
-        return import_module(f"rl.advantages.{name}").advantages
+        built_in: Advantages = import_module(f"rl.advantages.{name}").advantages
+        return built_in
     module, _, attribute = name.partition(":")
     if not attribute:
-        raise ConfigError(f"training.advantage: {name!r} is none of {', '.join(BUILT_IN)} and not 'module:attribute'")
+        raise ConfigError(
+            f"training.advantage: {name!r} is none of {', '.join(BUILT_IN)} and not 'module:attribute'"
+        )
     try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        own: Advantages = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"training.advantage: can not load {name!r}: {error}") from error
+    return own

@@ -38,7 +38,8 @@ class LocalPools(Section):
 
 
 class SchedulerPools(Section):
-    """An existing Dask scheduler whose workers carry the resources compute_gpu, bandwidth_gpu, cpu, lambda."""
+    """An existing Dask scheduler whose workers carry the resources compute_gpu, bandwidth_gpu, cpu and
+    lambda."""
 
     type: Literal["scheduler"] = "scheduler"
     address: Annotated[str, Field(pattern=r"^(tcp|tls)://.+:\d+$")]

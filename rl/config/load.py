@@ -1,11 +1,13 @@
-"""Reads a configuration file into a RunConfig, with one clear line per mistake.
+"""Reads a configuration into a RunConfig, with one clear line per mistake; writes and reads resolved ones.
 
-Invariant: the only exception is ConfigError; its message names the file, the field, the value and the mend.
+Invariants: the only exception is ConfigError; its message names the file, the field, the value and the mend;
+one mistake makes one line. `loads(dumps(config)) == config`.
 """
 
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -17,15 +19,16 @@ from rl.errors import ConfigError
 
 
 def parse(text: str, source: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """A RunConfig from YAML text. `overrides` maps dotted field paths to values and wins over the text."""
+    """A RunConfig from YAML text. `overrides` maps dotted field paths (`training.steps`, `domains.0.weight`)
+    to values and wins over the text."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not YAML: {error}") from error
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: a configuration is a mapping of fields, found {type(tree).__name__}")
     for path, value in (overrides or {}).items():
-        _set(tree, path.split("."), value, source)
+        _set(tree, path, value, source)
     return validate(tree, source)
 
 
@@ -34,42 +37,109 @@ def validate(tree: Mapping[str, Any], source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {_line(e)}" for e in error.errors())) from error
+        raise ConfigError("\n".join(f"{source}: {line}" for line in _lines(error, tree))) from error
 
 
-def _set(tree: dict[str, Any], path: list[str], value: Any, source: str) -> None:
-    for at, key in enumerate(path[:-1]):
-        node: Any = tree[int(key)] if isinstance(tree, list) else tree.setdefault(key, {})
-        if not isinstance(node, dict | list):
-            raise ConfigError(f"{source}: --set {'.'.join(path)}: {'.'.join(path[: at + 1])} is not a section")
-        tree = node  # type: ignore[assignment]
-    tree[path[-1]] = value
+def dumps(config: RunConfig) -> str:
+    """The resolved configuration as JSON: every field, also those left at their defaults."""
+    return config.model_dump_json(by_alias=True, indent=2)
 
 
-def _line(error: Any) -> str:
-    location = [str(part) for part in error["loc"]]
-    field = ".".join(location) or "configuration"
-    if error["type"] == "extra_forbidden":
-        known = _fields_at(location[:-1])
-        close = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(sorted(known))}"
-        return f"{field}: unknown field; {hint}"
-    message = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "missing":
-        return f"{field}: required field is missing"
-    return message if not location else f"{field}: {message} (found {error['input']!r})"
+def loads(text: str) -> RunConfig:
+    """What `dumps` wrote."""
+    return parse(text, "stored configuration")  # JSON is YAML
 
 
-def _fields_at(location: list[str]) -> list[str]:
-    """Field names of the section at a location, following unions by any of their members."""
+def _set(tree: Any, path: str, value: Any, source: str) -> None:
+    *parents, last = path.split(".")
+    node = tree
+    for at, key in enumerate([*parents, last]):
+        here = ".".join(parents[:at]) or "configuration"
+        if isinstance(node, list):
+            if not key.isdecimal() or int(key) >= len(node):
+                raise ConfigError(
+                    f"{source}: --set {path}: {here} has {len(node)} entries, counted from 0; not {key!r}"
+                )
+        elif not isinstance(node, dict):
+            raise ConfigError(f"{source}: --set {path}: {here} is not a section (found {reprlib.repr(node)})")
+        index: Any = int(key) if isinstance(node, list) else key
+        if at == len(parents):
+            node[index] = value
+        else:
+            node = node[index] if isinstance(node, list) else node.setdefault(index, {})
+
+
+def _lines(error: ValidationError, tree: Any) -> list[str]:
+    """One line per mistake. Alternatives of one union that all failed are one mistake; a complaint about a
+    section that has a mistake inside it (it ends up too short, say) is a consequence of that one."""
+    by_field: dict[tuple[str, ...], list[Any]] = {}
+    for e in error.errors():
+        by_field.setdefault(_path(e["loc"], tree), []).append(e)
+    inner = [
+        path for path in by_field if not any(len(p) > len(path) and p[: len(path)] == path for p in by_field)
+    ]
+    return [_line(path, by_field[path]) for path in inner]
+
+
+def _path(location: tuple[int | str, ...], tree: Any) -> tuple[str, ...]:
+    """The field as the user wrote it: without the tags that pydantic puts in where it chose among types."""
+    path: list[str] = []
+    node = tree
+    for at, part in enumerate(location):
+        if (isinstance(node, dict) and part in node) or (isinstance(node, list) and part in range(len(node))):
+            node = node[part]  # type: ignore[index]
+        elif not (isinstance(node, dict) and at == len(location) - 1):
+            continue
+        path.append(str(part))
+    return tuple(path)
+
+
+def _line(path: tuple[str, ...], errors: list[Any]) -> str:
+    error = errors[0]
+    field = ".".join(path)
+    found = f"(found {reprlib.repr(error['input'])})"
+    match error["type"]:
+        case "extra_forbidden":
+            known = _fields_at(path[:-1])
+            close = difflib.get_close_matches(path[-1], known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(sorted(known))}"
+            return f"{field}: unknown field; {hint} {found}"
+        case "missing":
+            return f"{field}: required field is missing; add it"
+        case "invalid_key":
+            return f"{field or 'configuration'}: field names are strings {found}"
+        case "value_error" if not path:
+            return str(error["ctx"]["error"])
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{field}: a section is a mapping of fields; give it some, or remove it {found}"
+        case "union_tag_not_found":
+            return (
+                f"{field}: the field `type` is missing; it chooses one of {', '.join(_tags_at(path))} {found}"
+            )
+        case "union_tag_invalid":
+            context = error["ctx"]
+            return f"{field}.type: should be one of {context['expected_tags']} (found {context['tag']!r})"
+    messages = dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in errors)
+    return f"{field}: {', or '.join(messages)} {found}"
+
+
+def _fields_at(path: tuple[str, ...]) -> list[str]:
+    """Names, as a user writes them, of the fields of the section there; of all its types, if several."""
+    return [field.alias or name for model in _sections_at(path) for name, field in model.model_fields.items()]
+
+
+def _tags_at(path: tuple[str, ...]) -> list[str]:
+    """The values of `type` that choose among the types of the section there."""
+    return [model.model_fields["type"].default for model in _sections_at(path)]
+
+
+def _sections_at(path: tuple[str, ...]) -> list[type[BaseModel]]:
     models: list[type[BaseModel]] = [RunConfig]
-    for part in location:
-        found: list[type[BaseModel]] = []
-        for model in models:
-            if part in model.model_fields:
-                found += _models_in(model.model_fields[part].annotation)
-        models = found or models
-    return [name for model in models for name in model.model_fields]
+    for part in path:
+        if not part.isdecimal():
+            fields = [model.model_fields[part] for model in models if part in model.model_fields]
+            models = [model for field in fields for model in _models_in(field.annotation)]
+    return models
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

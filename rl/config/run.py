@@ -1,7 +1,8 @@
 """The root of the configuration tree.
 
-Invariants: importable without torch; unknown fields are errors; whatever can be cross-checked without starting
-anything is checked here; the resolved tree is stored with the run and is all that a process needs to join it.
+Invariants: importable without torch; unknown fields are errors; whatever can be cross-checked without
+starting anything is checked here; the resolved tree is stored with the run and is all that a process needs to
+join it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from rl.advantages.registry import BUILT_IN
 from rl.config.base import Name, Section
 from rl.config.infrastructure import (
     HFEngineSection,
@@ -65,25 +67,37 @@ class RunConfig(Section):
                 f"rollout.max_tokens ({self.rollout.max_tokens}); raise the latter"
             )
         if self.model.warmstart is None and isinstance(self.model.source, TinyModel):
-            raise ValueError("model.warmstart: a tiny model starts from random weights and needs a warm start; add the section")
+            raise ValueError(
+                "model.warmstart is missing, but a tiny model starts from random weights; add the section"
+            )
         if isinstance(self.pools, LocalPools):
             members = self.policy.buffer_groups * self.training.group_size
             if self.pools.cpu < self.training.group_size:
                 raise ValueError(
-                    f"pools.cpu ({self.pools.cpu}) is below training.group_size ({self.training.group_size}): "
-                    f"not one group could run; up to {members} are used"
+                    f"pools.cpu ({self.pools.cpu}) is below training.group_size "
+                    f"({self.training.group_size}): no group could run; raise it, up to {members} are used"
                 )
             if getattr(self.pools, self.engine.hardware) < 1:
-                raise ValueError(f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1")
+                raise ValueError(
+                    f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1"
+                )
             if self.pools.compute_gpu < 1:
                 raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
         if self.training.group_size * self.training.groups_per_step % self.training.processes:
             raise ValueError(
                 f"training.processes ({self.training.processes}) does not divide the batch of "
-                f"{self.training.group_size * self.training.groups_per_step} trajectories"
+                f"{self.training.group_size * self.training.groups_per_step} trajectories; choose a divisor"
             )
         if self.deterministic and self.training.examine_factor != 1.0:
-            raise ValueError("training.examine_factor must be 1 in a deterministic run: refilling depends on arrival")
+            raise ValueError(
+                f"training.examine_factor ({self.training.examine_factor}) must be 1 in a deterministic run, "
+                f"for refilling depends on arrival; set it to 1 or deterministic to false"
+            )
+        if self.training.advantage not in BUILT_IN and ":" not in self.training.advantage:
+            raise ValueError(
+                f"training.advantage ({self.training.advantage!r}) is none of {', '.join(BUILT_IN)}; "
+                f"name one of them or your own as 'module:attribute'"
+            )
         return self
 
     @property
@@ -94,12 +108,16 @@ class RunConfig(Section):
     @property
     def policy(self) -> StalenessPolicy:
         t = self.training
-        examined = math.ceil(t.groups_per_step * t.examine_factor) if t.dynamic_sampling else t.groups_per_step
+        examined = (
+            math.ceil(t.groups_per_step * t.examine_factor) if t.dynamic_sampling else t.groups_per_step
+        )
         return StalenessPolicy(self.staleness.alpha, t.groups_per_step, examined, t.steps)
 
     @property
     def drops(self) -> DropPolicy:
-        return DropPolicy(self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling)
+        return DropPolicy(
+            self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling
+        )
 
     @property
     def stream(self) -> ProblemStream:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from rl.config.base import Name, Seconds, Section
 
@@ -16,11 +16,11 @@ class DomainSection(Section):
     """Name in metrics, placement and the problem stream."""
     environment: str
     """Entry point of group `rollmill.environments`, or `module:attribute`."""
-    environment_options: dict[str, Any] = {}
+    environment_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     reward: str = "outcome"
     """Entry point of group `rollmill.rewards`, or `module:attribute`."""
-    reward_options: dict[str, Any] = {}
+    reward_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the reward function."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the problem stream, relative to the other domains."""
