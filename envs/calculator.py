@@ -7,9 +7,9 @@
     tool       36
     assistant  <answer></answer>
 
-The reward is 1 exactly if the accumulator holds the right value when the answer is declared, else 0. A turn that
-is neither a call nor the answer, or a value beyond `LIMIT`, ends the episode with 0. The number of turns is
-bounded by the domain's `max_turns`; the expert needs one more than there are operations.
+The reward is 1 exactly if the accumulator holds the right value when the answer is declared, else 0. A turn
+that is neither a call nor the answer, or a value beyond `LIMIT`, ends the episode with 0. The number of
+turns is bounded by the domain's `max_turns`; the expert needs one more than there are operations.
 
 Invariant: a problem is its opening text, and the split is decided by that text.
 """
@@ -26,9 +26,10 @@ from rl.trajectory import Message, Problem
 LIMIT = 10**12
 WORDS = {"+": "add", "-": "take", "*": "times"}
 INSTRUCTIONS = (
-    "You hold a calculator whose display already shows the start value. Apply the operations of the task in order, "
-    "one per message: <tool>+7</tool> adds 7, <tool>-7</tool> takes 7 away, <tool>*7</tool> multiplies by 7. "
-    "The calculator answers with its new display. After the last operation write <answer></answer> and nothing else."
+    "You hold a calculator whose display already shows the start value. Apply the operations of the task in "
+    "order, one per message: <tool>+7</tool> adds 7, <tool>-7</tool> takes 7 away, <tool>*7</tool> multiplies by "
+    "7. The calculator answers with its new display. After the last operation write <answer></answer> and nothing "
+    "else."
 )
 _CALL = re.compile(r"<tool>([+*-])([0-9]{1,6})</tool>")
 _ANSWER = "<answer></answer>"
@@ -37,8 +38,8 @@ _ANSWER = "<answer></answer>"
 class Calculator(Environment):
     """Between `operations_min` and `operations_max` operations on numbers from 2 to `largest`.
 
-    More operations are harder, for every one must be made, in order and only once. `instructions` opens with a
-    system message that explains the task, for models that were not warm-started on it.
+    More operations are harder, for every one must be made, in order and only once. `instructions` opens
+    with a system message that explains the task, for models that were not warm-started on it.
     """
 
     hints: ClassVar[Hints] = Hints(expected_turns=4, prompt_tokens=16, response_tokens=6)

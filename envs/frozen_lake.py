@@ -29,18 +29,20 @@ Cell = tuple[int, int]
 MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 RANDOM_SHARE = 0.5
 INSTRUCTIONS = (
-    "You walk on a frozen lake towards a goal. Each message tells what lies in every direction: wall (you would "
-    "stay in place), hole (you would fall in and fail), near (closer to the goal) or far (not closer). Answer with "
-    "one move and nothing else: [up], [down], [left] or [right]."
+    "You walk on a frozen lake towards a goal. Each message tells what lies in every direction: wall (you "
+    "would stay in place), hole (you would fall in and fail), near (closer to the goal) or far (not closer). "
+    "Answer with one move and nothing else: [up], [down], [left] or [right]."
 )
 _MOVE = re.compile(r"\[(up|down|left|right)\]")
 
 
 class FrozenLake(Environment):
-    """A `size` x `size` map where each cell is a hole with probability `hole_share`; `max_steps` moves at most.
+    """A `size` x `size` map where each cell is a hole with probability `hole_share`; `max_steps` moves at
+    most.
 
-    `instructions` opens with a system message that explains the task, for models that were not warm-started on
-    it. The demonstrator of `expert_action` moves at random half of the time, which leaves room to learn from reward.
+    `instructions` opens with a system message that explains the task, for models that were not warm-started
+    on it. The demonstrator of `expert_action` moves at random half of the time, which leaves room to learn
+    from reward.
     """
 
     hints: ClassVar[Hints] = Hints(expected_turns=4, prompt_tokens=12, response_tokens=2)

@@ -2,8 +2,9 @@
 
 A name is one of `BUILT_IN` or an entry point of the group `rollmill.environments` of any installed package.
 
-Invariant: whatever is wrong with a domain's environment (its name, an option's name or value) is a ConfigError
-that names field, value and mend, raised when the environment is built and so before any episode.
+Invariant: whatever is wrong with a domain's environment (its name, an option's name or value) is a
+ConfigError that names field, value and mend, raised when the environment is built and so before any
+episode.
 """
 
 from __future__ import annotations
