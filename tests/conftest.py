@@ -1,4 +1,4 @@
-"""Fixtures of all tests: real embedded servers, on free ports, in a directory of their own, gone at the end."""
+"""Fixtures of all tests: real servers on free ports, in directories of their own, gone at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infra.services.endpoints import Endpoints, S3Endpoint
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Endpoint]:
-    """A real S3 server (about 1.5 s). Shared by the session: use a prefix of your own. Mark the test `server`."""
+    """A real S3 server (about 1 s). Shared by the session: use your own prefix. Mark the test `server`."""
     home = tmp_path_factory.mktemp("s3")
     try:
         yield supervisor.up(home, supervisor.AUTO, ["s3"]).need_s3()

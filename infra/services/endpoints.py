@@ -1,7 +1,7 @@
 """Where the embedded services answer, and the environment variables that tell child processes so.
 
-These are plain values: safe to pickle, to hand to another process and to store. They hold a secret (the S3 key), so
-`repr` leaves it out.
+These are plain values: safe to pickle and to hand to another process. They hold a secret (the S3 key), which
+`repr` leaves out.
 """
 
 from __future__ import annotations

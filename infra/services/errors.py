@@ -1,7 +1,7 @@
 """The named errors of the embedded services.
 
-Each carries `.mend`: one sentence that says what the reader can do about it. The command line prints message and
-mend, never a traceback.
+Each carries `.mend`: one sentence that says what the reader can do about it. The command line prints message
+and mend, never a traceback.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ServiceDidNotStart(ServiceError):
 
 
 class ServiceDidNotStop(ServiceError):
-    """Processes of a service outlived SIGKILL by the deadline (in practice: stuck in the kernel on a disk)."""
+    """Processes of a service outlived SIGKILL (in practice: stuck in the kernel on a disk)."""
 
     def __init__(self, service: str, pids: list[int]) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
 """Finding, starting and ending the processes of a service.
 
-Invariants: a process is only ever signalled when it is provably ours: its pid *and* start time are the recorded ones,
-or its environment carries our mark for this data directory and service. So a reused pid is never touched, and a child
-that left its process group, or whose parent was killed, is still found.
+Invariants: a process is only ever signalled when it is provably ours: its pid *and* start time are the
+recorded ones, or its environment carries our mark for this data directory and service. So a reused pid is
+never touched, and a child that left its process group, or whose parent was killed, is still found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infra.services.errors import ServiceDidNotStop
 from infra.services.servers import HOST, Launch
 
 MARK = "ROLLMILL_SERVICE"
-# Below Linux's range for outgoing connections (32768 and up), so that no client socket sits on a port we chose.
+# Below Linux's range for outgoing connections (32768 and up): no client socket sits on a port we chose.
 _AUTO_PORTS = range(15_000, 32_000)
 _LOG_LIMIT_BYTES = 16 * 1024 * 1024
 # Held so that a child of this process is reaped (and no ResourceWarning is given) when it ends before us.
@@ -89,7 +89,7 @@ def spawn(launch: Launch, *, data_dir: Path, name: str, log: Path) -> Identity:
 
 
 def family(data_dir: Path, name: str, leader: Identity | None) -> list[psutil.Process]:
-    """All living processes of a service: its leader, the leader's descendants, and everything that bears its mark."""
+    """All living processes of a service: its leader, the leader's descendants, all that bear its mark."""
     found: dict[int, psutil.Process] = {}
     process = leader.process() if leader else None
     if process is not None:
@@ -107,7 +107,7 @@ def family(data_dir: Path, name: str, leader: Identity | None) -> list[psutil.Pr
 
 
 def end(data_dir: Path, name: str, leader: Identity | None, *, grace_s: float) -> bool:
-    """SIGTERM, up to `grace_s` seconds, SIGKILL, until no process of the service is left; True if there was one.
+    """SIGTERM, up to `grace_s` seconds, SIGKILL, until no process of the service is left; False if none was.
 
     Raises ServiceDidNotStop when some outlive SIGKILL by 10 s.
     """
@@ -163,7 +163,7 @@ def port_free(port: int) -> bool:
 
 
 def free_port(taken: set[int]) -> int:
-    """A port that is free now and not in `taken`, which it joins. Raises OSError if none is found in 1,000 draws."""
+    """A port that is free now and not in `taken`, which it joins. Raises OSError after 1,000 vain draws."""
     draw = random.SystemRandom()  # the global generator belongs to the caller's experiment
     for _ in range(1000):
         port = draw.choice(_AUTO_PORTS)
@@ -180,7 +180,7 @@ def port_holder(port: int) -> str | None:
     except psutil.Error:  # macOS wants root for this
         return None
     for connection in connections:
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
             with contextlib.suppress(psutil.Error):
                 return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
     return None

@@ -1,8 +1,8 @@
 """What each embedded service is: its command, its environment, its files and how one knows that it is ready.
 
-Invariants: every server listens on loopback only; all its files lie under `<data_dir>/<name>`; it reports nothing to
-anybody outside; nothing of the caller's PREFECT_*, MLFLOW_* or AWS_* environment reaches it. Settings marked
-"measured" are from the project's own measurements (docs say which version).
+Invariants: every server listens on loopback only; all its files lie under `<data_dir>/<name>`; it reports
+nothing to anybody outside; nothing of the caller's PREFECT_*, MLFLOW_* or AWS_* environment reaches it.
+Settings marked "measured" were measured by this project, on the version in parentheses.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ HOST = "127.0.0.1"
 # The services may not see settings meant for clients: a server with PREFECT_API_URL set would talk to itself.
 _PRIVATE_PREFIXES = ("PREFECT_", "MLFLOW_", "_MLFLOW_", "AWS_", "S3_", "WEED_")
 # SeaweedFS listens on these besides the S3 port; nobody but itself connects to them.
-WEED_INNER = ("s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port",
-              "filer.port.grpc", "admin.port", "admin.port.grpc")  # fmt: skip
+WEED_INNER = (
+    "s3.port.grpc",
+    *("master.port", "master.port.grpc"),
+    *("volume.port", "volume.port.grpc"),
+    *("filer.port", "filer.port.grpc"),
+    *("admin.port", "admin.port.grpc"),
+)
 SENTINEL = "_rollmill/ready"
 
 
@@ -43,7 +48,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Service:
-    """One service. `probe` returns None when it is ready, else the reason why not; it never waits over ~5 s."""
+    """One service. `probe` returns None when it is ready, else the reason why not; it waits 5 s at most."""
 
     name: str
     title: str
@@ -75,14 +80,14 @@ def _home(data_dir: Path, name: str) -> Path:
 def _http_probe(address: str) -> str | None:
     try:
         # trust_env=False: a proxy in the environment must not answer for a loopback server.
-        with httpx.Client(trust_env=False, timeout=3.0) as client:
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
             answer = client.get(address)
     except httpx.HTTPError as error:
         return f"{address}: {type(error).__name__}"
     return None if answer.status_code == 200 else f"{address}: HTTP {answer.status_code}"
 
 
-# --- S3 (SeaweedFS) ---------------------------------------------------------------------------------------------
+# --- S3 (SeaweedFS) ---------------------------------------------------------------------------------------
 
 
 def weed_binary() -> Path:
@@ -150,7 +155,7 @@ def _launch_s3(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:
 
 
 def _probe_s3(data_dir: Path, port: int) -> str | None:
-    """Read the sentinel of the last life (right after a restart some reads answer 500), then write and read anew."""
+    """Read the sentinel of the last life (just restarted, some reads answer 500), then write and reread."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     endpoint = s3_endpoint(data_dir, port)
@@ -175,7 +180,7 @@ def _probe_s3(data_dir: Path, port: int) -> str | None:
     return None if len(back) == len(nonce) else f"{endpoint.endpoint_url}: the sentinel came back damaged"
 
 
-# --- Prefect ----------------------------------------------------------------------------------------------------
+# --- Prefect ----------------------------------------------------------------------------------------------
 
 
 def _launch_prefect(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:
@@ -210,7 +215,7 @@ def _probe_prefect(data_dir: Path, port: int) -> str | None:
     return _http_probe(url(port, "/api/health"))
 
 
-# --- MLflow -----------------------------------------------------------------------------------------------------
+# --- MLflow -----------------------------------------------------------------------------------------------
 
 
 def _launch_mlflow(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:

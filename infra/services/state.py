@@ -1,8 +1,8 @@
 """The supervisor's memory, `<data_dir>/services.json`: what runs, and on which ports it ran last.
 
-Invariants: written atomically and only under the supervisor's lock; a process is recorded before it is waited for, so
-a supervisor that dies in the middle leaves nothing that `down` can not find. Ports outlive `down`, so that the next
-`up` answers at the same addresses.
+Invariants: written atomically and only under the supervisor's lock; a process is recorded before it is
+waited for, so a supervisor that dies in the middle leaves nothing that `down` can not find. Ports outlive
+`down`, so that the next `up` answers at the same addresses.
 """
 
 from __future__ import annotations

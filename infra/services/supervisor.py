@@ -2,8 +2,8 @@
 
 Invariants
 - All calls on one data directory are serialised by a file lock; the kernel frees it with its holder.
-- `up` is idempotent: what runs and is healthy is left alone, what is dead, hung or half dead is ended and started
-  again, the rest is untouched. Started services are started together and waited for together.
+- `up` is idempotent: what runs and answers is left alone; what is dead, hung or half dead is ended and
+  started again. Those to be started are started together and waited for together.
 - After `down` returns no process of the services is left (checked, not assumed); the data stays.
 - A port held by a stranger is `PortInUse`, before anything is started.
 - Every wait has a deadline and ends in a named error with the end of the log.
@@ -22,7 +22,7 @@ import filelock
 
 from infra.services import processes, state
 from infra.services.endpoints import Endpoints
-from infra.services.errors import PortChanged, PortInUse, ServiceDidNotStart, ServicesBusy
+from infra.services.errors import PortChanged, PortInUse, ServiceDidNotStart, ServicesBusy, StateUnreadable
 from infra.services.servers import SERVICES, Service, s3_endpoint, url
 from infra.services.state import Record
 
@@ -45,7 +45,7 @@ AUTO = Ports(0, 0, 0)
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """One line of `rollmill status`. `state`: `running`, `unhealthy` (alive, does not answer), `dead` or `stopped`."""
+    """How a service does. `state`: `running`, `unhealthy` (alive, does not answer), `dead` or `stopped`."""
 
     name: str
     title: str
@@ -69,8 +69,8 @@ def up(
 ) -> Endpoints:
     """Make the services in `which` (of "s3", "prefect", "mlflow") run and answer; return where.
 
-    Takes 1 to 2 s for S3 alone and about 10 s for all three. Raises PortInUse, PortChanged, ServiceDidNotStart,
-    BinaryMissing, StateUnreadable, ServicesBusy.
+    Takes about 1 s for S3 alone, about 10 s for all three the first time and 6 s later. Raises PortInUse,
+    PortChanged, ServiceDidNotStart, BinaryMissing, StateUnreadable, ServicesBusy.
     """
     home = _resolve(data_dir)
     asked = ports or Ports()
@@ -109,14 +109,14 @@ def down(data_dir: Path | str | None = None, which: Sequence[str] = ALL) -> list
     with _locked(home):
         try:
             records = state.load(home)
-        except state.StateUnreadable:
+        except StateUnreadable:
             records = {}
             state.state_path(home).unlink()
         return [name for name in which if _end(home, SERVICES[name], records)]
 
 
 def status(data_dir: Path | str | None = None) -> list[ServiceStatus]:
-    """How each service does now, with one health request each (up to about 5 s each if it hangs). Takes no lock."""
+    """How each service does now, by one health request each (5 s at most). Takes no lock."""
     home = _resolve(data_dir)
     records = state.load(home)
     return [_status(home, service, records.get(service.name)) for service in SERVICES.values()]
@@ -129,7 +129,7 @@ def endpoints(data_dir: Path | str | None = None) -> Endpoints:
     return _endpoints(home, living)
 
 
-# --- parts ------------------------------------------------------------------------------------------------------
+# --- parts ------------------------------------------------------------------------------------------------
 
 
 def _resolve(data_dir: Path | str | None) -> Path:
@@ -185,7 +185,7 @@ def _start(home: Path, service: Service, records: dict[str, Record]) -> None:
 
 
 def _wait_ready(home: Path, services: list[Service], records: dict[str, Record]) -> None:
-    """Until all are ready. The first that is not ends its own processes and raises; the others go on running."""
+    """Until all are ready. One that fails is ended and raised; the others go on running."""
     waiting = {service.name: "not asked yet" for service in services}
     began = time.monotonic()
     while waiting:
