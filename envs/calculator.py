@@ -27,9 +27,9 @@ LIMIT = 10**12
 WORDS = {"+": "add", "-": "take", "*": "times"}
 INSTRUCTIONS = (
     "You hold a calculator whose display already shows the start value. Apply the operations of the task in "
-    "order, one per message: <tool>+7</tool> adds 7, <tool>-7</tool> takes 7 away, <tool>*7</tool> multiplies by "
-    "7. The calculator answers with its new display. After the last operation write <answer></answer> and nothing "
-    "else."
+    "order, one per message: <tool>+7</tool> adds 7, <tool>-7</tool> takes 7 away, <tool>*7</tool> "
+    "multiplies by 7. The calculator answers with its new display. After the last operation write "
+    "<answer></answer> and nothing else."
 )
 _CALL = re.compile(r"<tool>([+*-])([0-9]{1,6})</tool>")
 _ANSWER = "<answer></answer>"

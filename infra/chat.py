@@ -60,14 +60,13 @@ class ChatCodec:
         self._tokenizer.encode_special_tokens = True
         self._template = _compile(template, source)
         self._names = special_names
-        controls = {
+        self._controls = {
             token.content: index
             for index, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special and token.content != special_names.get("unk_token")
+            if token.special
         }
-        self._controls = controls
-        longest_first = sorted(map(re.escape, controls), key=len, reverse=True)
-        self._control = re.compile("|".join(longest_first)) if controls else None
+        longest_first = sorted(map(re.escape, self._controls), key=len, reverse=True)
+        self._control = re.compile("|".join(longest_first) or r"(?!)")
         self._tool_role = "tool" if self._knows_tool_role() else "user"
         self._suffix = self._derive_suffixes()
         self._check_no_injection()
@@ -144,7 +143,7 @@ class ChatCodec:
         """The text split at control tokens, these as ids."""
         pieces: list[str | int] = []
         at = 0
-        for match in self._control.finditer(marked) if self._control else ():
+        for match in self._control.finditer(marked):
             pieces += [marked[at : match.start()], self._controls[match[0]]]
             at = match.end()
         return [*pieces, marked[at:]]
@@ -183,12 +182,12 @@ class ChatCodec:
         their end.
         """
         refuse = ConfigError(
-            f"{self._source}: the chat template is not prefix-stable (a longer conversation changes what came "
-            "before, or a model's turn does not end with a control token); use a training variant of it"
+            f"{self._source}: the chat template is not prefix-stable (a longer conversation changes what "
+            "came before, or a model's turn does not end with a control token); use a training variant of it"
         )
         opening, said = self._conversation("user"), _mark(1)
         closed = self._conversation("user", "assistant", header=False)
-        end = self._control.match(closed, len(opening + said)) if self._control else None
+        end = self._control.match(closed, len(opening + said))
         if not closed.startswith(opening + said) or end is None:
             raise refuse
         self._end = self._controls[end[0]]
@@ -213,7 +212,8 @@ class ChatCodec:
         """Every control token as content must come out as text; pieces tokenised apart must equal the
         whole.
         """
-        forbidden = set(self._controls.values())
+        unknown = self._controls.get(self._names.get("unk_token", ""))
+        forbidden = set(self._controls.values()) - {unknown}
         for text in self._controls:
             if forbidden & set(self._plain(f"a{text}b")):
                 raise ConfigError(

@@ -41,9 +41,7 @@ def test_options_reach_the_function_and_parts_are_floats() -> None:
     assert parts == {"scaled": 2.0, "turns": 3.0} and all(type(part) is float for part in parts.values())
 
 
-@pytest.mark.parametrize(
-    "answer", [None, {}, 1.0, {"a": math.nan}, {"a": math.inf}, {"a": "1"}, {1: 1.0}, {"a": None}]
-)
+@pytest.mark.parametrize("answer", [None, {}, 1.0, {"a": math.nan}, {"a": math.inf}, {"a": "1"}, {"a": None}])
 def test_a_reward_that_can_not_be_computed_raises_and_is_never_zero(answer: Any) -> None:
     options = {} if answer is None else {"answer": answer}
     with pytest.raises(RewardFailure, match="of domain 'd'"):
