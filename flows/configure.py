@@ -1,0 +1,56 @@
+"""From what a user typed to a RunConfig: a preset's name or a file, with overrides.
+
+Invariant: nothing is started and torch is not imported; the only error is ConfigError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envs.registry import make_environment
+from infra.models.sources import check_source
+from rewards.registry import check_reward
+from rl.advantages.registry import advantage_function
+from rl.config.load import parse
+from rl.config.run import RunConfig
+from rl.errors import ConfigError
+
+PRESETS = files("flows") / "presets"
+
+
+def preset_names() -> list[str]:
+    return sorted(entry.name.removesuffix(".yaml") for entry in PRESETS.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_config(source: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """The configuration of a preset or a file; `overrides` are `dotted.field=value` with YAML values."""
+    path = Path(source)
+    if source in preset_names():
+        text, name = (PRESETS / f"{source}.yaml").read_text(), f"preset {source}"
+    elif path.is_file():
+        text, name = path.read_text(), str(path)
+    else:
+        raise ConfigError(f"{source!r} is neither a file nor a preset; the presets are {', '.join(preset_names())}")
+    return parse(text, name, dict(map(_override, overrides)))
+
+
+def cross_check(config: RunConfig) -> None:
+    """What can only be known by loading the user's code: environments, rewards, advantage,
+    and by looking for the model. Raises ConfigError."""
+    for domain in config.domains:
+        make_environment(domain)
+        check_reward(domain)
+    check_source(config.model)
+    advantage_function(config.training.advantage)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    field, separator, value = text.partition("=")
+    if not separator or not field:
+        raise ConfigError(f"--set {text!r} is not of the form field.path=value")
+    return field, yaml.safe_load(value)

@@ -1,0 +1,93 @@
+"""The learn flow: keeps a trainer alive on a compute GPU until the run is trained, and shows every step.
+
+Invariants: it trains nothing itself; the trainer's truth is the log, so a trainer that died is simply started
+again, within its budget; a named failure (a configuration, a violated invariant, another trainer's
+fence) is not tried twice.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from pathlib import Path
+from time import sleep
+
+import typer
+from distributed import Client, Future
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.quiet import quiet_failures
+from infra.compute.lifeline import die_with_parent
+from infra.compute.pools import connect, slots
+from infra.store.log import CommitLog
+from infra.store.objects import ObjectStore
+from rl.config.load import dumps, loads
+from rl.config.run import RunConfig
+from rl.errors import RollmillError
+from rl.placement import placement_of
+from tasks.runtime import run_key
+from tasks.step import Crashed, train_process
+
+POLL_S = 0.25
+
+
+@flow(name="learn", flow_run_name="learn {run}", validate_parameters=False, persist_result=False)
+def learn(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
+    """Train until the log has the last version; that version."""
+    config = loads(Path(config_file).read_text())
+    log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer="learn-observer")
+    with connect(scheduler, config.deadlines.start) as client:
+        for left in range(config.restarts.trainer, -1, -1):
+            trainer = _start(client, config, proxy_url, Path(config_file).parent)
+            try:
+                return _watch(config, log, trainer)
+            except Crashed as error:
+                if left == 0:
+                    raise
+                print(f"learn: {error}\nlearn: starting the trainer again ({left} left)", file=sys.stderr, flush=True)
+    raise AssertionError("unreachable")
+
+
+@task(task_run_name="step v{version}", cache_policy=NO_CACHE, persist_result=False)
+def step(version: int, log: CommitLog, trainer: Future) -> int:
+    """Wait for the commit of one version, or for the end of the trainer."""
+    while (log.sync().head or 0) < version:
+        if trainer.done():
+            trainer.result()
+            return log.sync().head or 0
+        sleep(POLL_S)
+    return version
+
+
+def _watch(config: RunConfig, log: CommitLog, trainer: Future) -> int:
+    head = log.sync().head or 0
+    while head < config.training.steps and not trainer.done():
+        head = step(head + 1, log, trainer)
+    trainer.result(timeout=config.deadlines.batch)
+    return head
+
+
+def _start(client: Client, config: RunConfig, proxy_url: str, work_dir: Path) -> Future:
+    text = dumps(config)
+    where = placement_of(train_process).resolve(None, slots(client))
+    return client.submit(
+        train_process, run_key(config, text, proxy_url), text, proxy_url, str(work_dir),
+        resources={where.value: 1}, pure=False, retries=0, key=f"train-{uuid.uuid4().hex[:8]}",
+    )
+
+
+def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
+    """Run the training side of a run as a process of its own."""
+    die_with_parent()
+    quiet_failures()
+    config = loads(config_file.read_text())
+    try:
+        learn(f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url)
+    except RollmillError as error:
+        print(f"learn: {error}", file=sys.stderr)
+        raise SystemExit(4) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,91 @@
+"""The beginning of a run: its prefix in the store, its configuration, its base model.
+
+Invariants
+- The store is probed before the run writes anything: one that does not honour create-if-absent is refused.
+- A run's configuration is written once; a resumed run may change only what does not change what was trained
+  (`RESUMABLE`); anything else is refused by field.
+- The base model lies in the store before any process needs it, with its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from infra.models.sources import materialise
+from infra.store.directories import push_directory
+from infra.store.log import CommitLog
+from infra.store.objects import NotFound, ObjectStore, probe_atomicity
+from rl.config.load import dumps
+from rl.config.run import RunConfig
+from rl.errors import ConfigError, RollmillError
+
+RESUMABLE = ("training.steps", "evaluation", "pools", "store", "tracking", "deadlines", "restarts", "engine", "rollout.unit")
+"""Fields that a resumed run may change."""
+
+
+class RunExists(RollmillError):
+    """The run's prefix is in use and resuming was not asked for."""
+
+
+def open_run(config: RunConfig, resume: bool) -> CommitLog:
+    """Claim the run's prefix in the store, or join it. Raises StoreUnavailable, StoreNotAtomic, RunExists,
+    ConfigError."""
+    store = ObjectStore.connect(config.store)
+    store.ensure_bucket()
+    probe_atomicity(store.client, store.bucket, config.prefix)
+    key = f"{config.prefix}config.json"
+    text = dumps(config)
+    if not store.create(key, text.encode(), nonce=config.name):
+        _join(config, json.loads(store.get(key)), resume)
+    elif not store.exists(key):
+        raise RollmillError(f"store: {key} was acknowledged but is not there")
+    log = CommitLog(store, config.prefix, writer="observer")
+    log.sync()
+    return log
+
+
+def stored_config_text(store: ObjectStore, prefix: str) -> str:
+    """The resolved configuration that a run began with. Raises ConfigError when there is no such run."""
+    try:
+        return store.get(f"{prefix}config.json").decode()
+    except NotFound as error:
+        raise ConfigError(f"no run at {prefix!r} in bucket {store.bucket!r}") from error
+
+
+def base_model(config: RunConfig, models: Path) -> Path:
+    """The initial weights as a directory on this machine, before any warm start."""
+    return materialise(config.model, models, config.seed)
+
+
+def push_base(config: RunConfig, store: ObjectStore, directory: Path) -> str:
+    """Upload the base of the run; the checksum of its manifest."""
+    return push_directory(store, f"{config.prefix}base/", directory)
+
+
+def has_base(config: RunConfig, store: ObjectStore) -> bool:
+    return store.exists(f"{config.prefix}base/manifest.json")
+
+
+def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:
+    prefix = config.prefix.rstrip("/")
+    if not resume:
+        raise RunExists(f"run {prefix!r} exists in bucket {config.store.bucket!r}; resume it with --resume, or choose another name")
+    changed = sorted(_differences(stored, json.loads(dumps(config))))
+    fixed = [path for path in changed if not any(path == f or path.startswith(f"{f}.") for f in RESUMABLE)]
+    if fixed:
+        raise ConfigError(
+            f"run {prefix!r} began with other values of {', '.join(fixed)}; a resumed run may change only "
+            f"{', '.join(RESUMABLE)}: put them back, or choose another name"
+        )
+
+
+def _differences(a: Any, b: Any, path: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [
+            difference
+            for key in sorted(a.keys() | b.keys())
+            for difference in _differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+        ]
+    return [] if a == b else [path]

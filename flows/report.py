@@ -1,0 +1,107 @@
+"""The end of a run: what it learned, as tables, pictures and one JSON file.
+
+Invariant: made from the store alone, so that it can be made again, of any run, at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flows.evaluate import load_all
+from infra.store.buffer import SampleBuffer
+from infra.store.log import CommitLog
+from infra.store.objects import ObjectStore
+from infra.tracking.plots import Lane, reward_curve, timeline, versions_table
+from rl.config.run import RunConfig
+from rl.records import Record, Step
+from rl.trajectory import Span
+
+TIMELINE_GROUPS = 400
+"""Newest groups in the picture: a long run's would be a grey block."""
+TRAINER_SPANS = ("wait", "swap", "train", "push")
+
+
+@dataclass(frozen=True)
+class Report:
+    figures: dict[str, float]
+    table: str
+    reward_png: Path
+    timeline_png: Path
+    json_path: Path
+
+
+def write_report(config: RunConfig, store: ObjectStore, directory: Path, name: str, wall_s: float | None = None) -> Report:
+    """Read the run from the store and write `reward.png`, `timeline.png` and `report.json` into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    log = CommitLog(store, config.prefix, writer="report")
+    records = list(log.records(1))
+    steps = [r for r in records if isinstance(r, Step)]
+    evaluations = load_all(config, store)
+    figures = _figures(config, steps, evaluations, wall_s)
+    reward_png, timeline_png, json_path = (directory / f for f in ("reward.png", "timeline.png", "report.json"))
+    reward_curve(steps, [(e.version, e.domain, e.reward) for e in evaluations], reward_png)
+    timeline(_lanes(config, store, steps), timeline_png)
+    payload = {
+        "benchmark": name,
+        "figures": [{"name": k, "value": v, "unit": _unit(k), "goal": None, "met": None} for k, v in figures.items()],
+        "machine": {"system": platform.platform(), "python": platform.python_version()},
+        "run": f"{config.tenant}/{config.name}",
+        "seed": config.seed,
+    }
+    json_path.write_text(json.dumps(payload, indent=2))
+    return Report(figures, versions_table(records), reward_png, timeline_png, json_path)
+
+
+def _figures(config: RunConfig, steps: list[Step], evaluations: list[Any], wall_s: float | None) -> dict[str, float]:
+    trained = [s for s in steps if s.base is not None]
+    rewards = [s.metrics["reward"] for s in trained if "reward" in s.metrics]
+    fifth = max(1, len(rewards) // 5)
+    figures: dict[str, float] = {}
+    by_version: dict[int, list[float]] = {}
+    for e in evaluations:
+        by_version.setdefault(e.version, []).append(e.reward)
+    if by_version:
+        figures["heldout_reward_before"] = fmean(by_version[min(by_version)])
+        figures["heldout_reward_after"] = fmean(by_version[max(by_version)])
+    if rewards:
+        figures["train_reward_first_fifth"] = fmean(rewards[:fifth])
+        figures["train_reward_last_fifth"] = fmean(rewards[-fifth:])
+    figures["lag_max"] = max((s.metrics.get("lag_max", 0.0) for s in trained), default=0.0)
+    figures["versions"] = float(len(steps))
+    figures["trajectories"] = float(sum(len(s.trained) + sum(d.reason == "equal_reward" for d in s.dropped) for s in trained) * config.training.group_size)
+    figures["trained_trajectories"] = float(sum(len(s.trained) for s in trained) * config.training.group_size)
+    if wall_s is not None:
+        figures["wall_s"] = wall_s
+    return figures
+
+
+def _lanes(config: RunConfig, store: ObjectStore, steps: list[Step]) -> list[Lane]:
+    trainer = [
+        Span(kind, s.metrics[f"span_{kind}_start"], s.metrics[f"span_{kind}_end"])
+        for s in steps
+        for kind in TRAINER_SPANS
+        if f"span_{kind}_start" in s.metrics
+    ]
+    groups = SampleBuffer(store, config.prefix).history(TIMELINE_GROUPS)
+    spans = [span for group in groups for member in group.members for span in member.spans]
+    begin = min((s.start for s in spans), default=0.0)
+    lanes = [Lane("trainer", [s for s in trainer if s.end >= begin])]
+    for stage in ("generate", "environment", "reset", "score"):
+        lanes.append(Lane(stage, [s for s in spans if s.stage == stage]))
+    return lanes
+
+
+def _unit(name: str) -> str:
+    if name.endswith("_s"):
+        return "s"
+    return "reward" if "reward" in name else "count"
+
+
+def records_of(config: RunConfig, store: ObjectStore) -> list[Record]:
+    """The whole log of a run."""
+    return list(CommitLog(store, config.prefix, writer="report").records(1))

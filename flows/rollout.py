@@ -1,0 +1,171 @@
+"""The rollout flow: keeps as many groups in flight as the staleness bound allows, until the run is trained.
+
+Invariants
+- What is admitted is a pure function of the log, the sealed segments and the version that the engines serve
+  (`rl.selection.admissible`): this process owns no cursor, and may be killed and started again at any moment.
+- It shares nothing with the training side but the store and the proxy.
+- A group that fails ends as a tombstone with its reason; a run of failures past its budget ends the flow by name.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, Queue
+from time import monotonic
+
+import typer
+from distributed import Client
+from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.home import Home
+from flows.quiet import quiet_failures
+from flows.units import Ended, Unit, group_unit, trajectory_unit
+from infra.compute.graphs import GroupGraph, Placements, Stages
+from infra.compute.lifeline import die_with_parent
+from infra.compute.pools import connect, slots
+from infra.proxy.client import ControlClient
+from infra.store.buffer import SampleBuffer
+from infra.store.log import CommitLog
+from infra.store.objects import ObjectStore
+from rl.config.load import loads
+from rl.config.run import RunConfig
+from rl.errors import RollmillError, StaleTrajectory, TooManyFailures
+from rl.selection import Candidate, admissible
+from rl.trajectory import Uid
+from tasks.admit import Sealed, admit, give_up
+from tasks.interact import interact
+from tasks.reset import member_key, reset
+from tasks.runtime import install
+from tasks.score import score
+
+POLL_S = 0.1
+"""Between two looks at the served version, while nothing ends."""
+STAGES = Stages(reset, interact, score, admit)
+
+
+@flow(name="rollout", flow_run_name="rollout {run}", validate_parameters=False, persist_result=False)
+def rollout(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
+    """Roll out groups until the log has the last version; the number of groups sealed by this process."""
+    config = loads(Path(config_file).read_text())
+    with connect(scheduler, config.deadlines.start) as client:
+        return Feeder(config, client, proxy_url).run()
+
+
+class Feeder:
+    """Admits, watches, and gives up by name."""
+
+    def __init__(self, config: RunConfig, client: Client, proxy_url: str):
+        store = ObjectStore.connect(config.store)
+        self._config, self._client = config, client
+        self._log = CommitLog(store, config.prefix, writer=f"rollout-{uuid.uuid4().hex[:8]}")
+        self._buffer = SampleBuffer(store, config.prefix)
+        self._proxy = ControlClient(proxy_url, deadline_s=config.deadlines.control)
+        self._run = install(client, config, proxy_url, Home.default().cache)
+        self._placements = Placements(STAGES, slots(client))
+        self._outbox: Queue[Ended] = Queue()
+        self._in_flight: dict[Uid, Unit] = {}
+        self._sealed: dict[Uid, Candidate] = {}
+        self._count = 0
+        self._failures_in_a_row = 0
+
+    def run(self) -> int:
+        ledger = self._log.sync()
+        self._sealed = {c.uid: c for c in self._buffer.refresh(ledger, self._config.policy)}
+        try:
+            while (ledger.head or 0) < self._config.training.steps:
+                serving = self._proxy.status().serving
+                ledger = self._log.sync()
+                self._forget_settled()
+                if serving is not None:
+                    for uid in admissible(ledger, serving, self._sealed.values(), self._in_flight, self._config.policy):
+                        self._start(uid, serving)
+                self._collect()
+            return self._count
+        finally:
+            for unit in self._in_flight.values():
+                self._cancel(unit.graph)
+
+    def _start(self, uid: Uid, serving: int) -> None:
+        config = self._config
+        problem = config.stream.problem(uid.ordinal)
+        graph = GroupGraph(
+            self._client, self._placements, self._run, uid, problem, serving,
+            config.training.group_size, config.rollout.member_retries, config.deadlines.trajectory,
+        )
+        unit = self._in_flight[uid] = Unit(graph, self._outbox)
+        if config.rollout.unit == "group":
+            group_unit.submit(str(uid), problem.domain, serving, unit)
+        else:
+            for member in range(config.training.group_size):
+                trajectory_unit.submit(str(uid), problem.domain, serving, member, unit)
+
+    def _collect(self) -> None:
+        """Take what ended; wait a moment when nothing did."""
+        with suppress(Empty):
+            ended = self._outbox.get(timeout=POLL_S)
+            while True:
+                self._end(ended)
+                ended = self._outbox.get_nowait()
+
+    def _end(self, ended: Ended) -> None:
+        unit = self._in_flight.pop(ended.uid)
+        if ended.sealed is not None:
+            sealed: Sealed = ended.sealed
+            self._sealed[ended.uid] = sealed.candidate
+            self._count += 1
+            self._failures_in_a_row = 0
+            return
+        assert ended.failure is not None
+        self._cancel(unit.graph)
+        self._give_up(unit.graph, ended.failure.reason)
+        if not isinstance(ended.failure, StaleTrajectory):
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= self._config.rollout.max_consecutive_failures:
+                raise TooManyFailures(
+                    f"{self._failures_in_a_row} groups in a row were given up, the last one for "
+                    f"{ended.failure.reason}: {ended.failure} (rollout.max_consecutive_failures)"
+                )
+
+    def _give_up(self, graph: GroupGraph, reason: str) -> None:
+        head = self._log.sync().head or 0
+        domain = graph.problem.domain
+        future = self._client.submit(
+            give_up, self._run, graph.uid, graph.problem, head, reason,
+            resources=self._placements.resources("admit", domain), pure=False,
+        )
+        sealed: Sealed = future.result(timeout=self._config.deadlines.control)
+        self._sealed[graph.uid] = sealed.candidate
+
+    def _cancel(self, graph: GroupGraph) -> None:
+        """End what is left of a group: its generations are aborted now, its environments close at their turn."""
+        for member, retry in graph.cancel():
+            with suppress(RollmillError):
+                self._proxy.abort(member_key(graph.problem, graph.uid, member, retry))
+
+    def _forget_settled(self) -> None:
+        ledger = self._log.ledger
+        floor = self._config.policy.floor(ledger)
+        self._sealed = {u: c for u, c in self._sealed.items() if ledger.is_open(u) and c.version >= floor}
+
+
+def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
+    """Run the rollout side of a run as a process of its own."""
+    die_with_parent()
+    quiet_failures()
+    config = loads(config_file.read_text())
+    threads = config.policy.buffer_groups * (1 if config.rollout.unit == "group" else config.training.group_size)
+    try:
+        rollout.with_options(task_runner=ThreadPoolTaskRunner(max_workers=threads + 8))(
+            f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url
+        )
+    except RollmillError as error:
+        print(f"rollout: {error}", file=sys.stderr)
+        raise SystemExit(4) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

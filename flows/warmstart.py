@@ -1,0 +1,60 @@
+"""The warm start flow: supervised learning on the environment's own expert, before the first version.
+
+Invariant: it yields a Hugging Face directory, and the same configuration yields the same one: it is kept by the
+hash of what made it, and made once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from distributed import Client
+from prefect import flow
+from rich.console import Console
+
+from flows.home import Home
+from flows.prepare import base_model
+from infra.compute.pools import slots
+from rl.config.load import dumps
+from rl.config.run import RunConfig
+from rl.placement import placement_of
+from tasks.step import warmstart_process
+
+
+@flow(name="warmstart", flow_run_name="warmstart {name}", validate_parameters=False, persist_result=False)
+def warmstart(name: str, config: RunConfig, client: Client, run: str, model_dir: Path, work_dir: Path) -> Path:
+    """Teach the base model by demonstrations; the directory of the result."""
+    target = Home.default().models / f"warm-{_digest(config)}"
+    if (target / "config.json").exists():
+        return target
+    out = target.with_name(f"{target.name}.{os.getpid()}")
+    where = placement_of(warmstart_process).resolve(None, slots(client))
+    client.submit(
+        warmstart_process, run, dumps(config), str(model_dir), str(out), str(work_dir),
+        resources={where.value: 1}, pure=False,
+    ).result()
+    try:
+        out.rename(target)
+    except OSError:  # another process made the same one first
+        shutil.rmtree(out, ignore_errors=True)
+    return target
+
+
+def initial_model(config: RunConfig, client: Client, run: str, work_dir: Path, console: Console) -> Path:
+    """The weights that version 0 publishes."""
+    base = base_model(config, Home.default().models)
+    if config.model.warmstart is None:
+        return base
+    console.print("warm start on the expert's demonstrations", highlight=False)
+    return warmstart(config.name, config, client, run, base, work_dir)
+
+
+def _digest(config: RunConfig) -> str:
+    """Of everything that the warm start depends on."""
+    tree = json.loads(dumps(config))
+    parts = {key: tree[key] for key in ("model", "domains", "seed")} | {"rollout": tree["rollout"]}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,180 @@
+"""One group's task graph: reset -> interact -> score per member, and admit once the last member is scored.
+
+Invariants
+- One failed or slow member costs itself: it is started again, alone, within its budget; past it the group is
+  given up by name, never scored.
+- Every node carries its hardware class; futures are dropped as soon as their consumer is done, so that the
+  loss of a worker re-runs as little as possible.
+- `run` ends within its deadline: with what `admit` returned, or with a named StageFailure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from distributed import Client, Future, as_completed
+from distributed.scheduler import KilledWorker
+
+from rl.errors import StageFailure, StaleTrajectory
+from rl.placement import HardwareClass, placement_of
+from rl.trajectory import Problem, Uid
+
+ADMIT_PRIORITY = 10
+"""Closing a group goes before starting new members on the same workers."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The four stage functions, each marked by `@runs_on`.
+
+    reset(run, uid, member, retry, problem, version) -> handle; interact(run, handle) -> trajectory;
+    score(run, trajectory) -> trajectory; admit(run, *trajectories) -> anything small.
+    """
+
+    reset: Callable
+    interact: Callable
+    score: Callable
+    admit: Callable
+
+
+@dataclass(frozen=True)
+class Placements:
+    """Hardware class by stage and domain, resolved once per run: the hot path only looks up."""
+
+    stages: Stages
+    pools: dict[HardwareClass, float]
+    _memo: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+
+    def resources(self, stage: str, domain: str) -> dict[str, int]:
+        key = (stage, domain)
+        if key not in self._memo:
+            where = placement_of(getattr(self.stages, stage)).resolve(domain, self.pools)
+            self._memo[key] = {where.value: 1}
+        return self._memo[key]
+
+
+class GroupGraph:
+    """The graph of one attempt at one problem. Thread-safe: members may be watched from different threads."""
+
+    def __init__(
+        self,
+        client: Client,
+        placements: Placements,
+        run: str,
+        uid: Uid,
+        problem: Problem,
+        version: int,
+        size: int,
+        retries: int,
+        deadline_s: float,
+    ):
+        self._client, self._placements, self._run = client, placements, run
+        self.uid, self.problem, self.version, self.size = uid, problem, version, size
+        self._stem = f"{run}/{problem.split}/v{version}/{uid}"
+        self._retries = retries
+        self._deadline_s = deadline_s
+        self._end = monotonic() + deadline_s
+        self._scored: dict[int, Future] = {}
+        self._started: dict[int, int] = {}
+        self._cancelled = False
+        self._lock = Lock()
+
+    def run(self) -> Any:
+        """All members, then admit: the unit `group`."""
+        watched = {self._start(member, 0): (member, 0) for member in range(self.size)}
+        ready = as_completed(list(watched), loop=self._client.loop, timeout=self._deadline_s)
+        try:
+            for future in ready:
+                member, retry = watched.pop(future)
+                if future.status == "finished":
+                    self._scored[member] = future
+                    continue
+                again = self._after_failure(future, member, retry)
+                watched[again] = (member, retry + 1)
+                ready.add(again)
+        except TimeoutError as error:
+            raise self._late() from error
+        finally:
+            if watched:
+                self._client.cancel(list(watched))
+        return self._admit()
+
+    def run_member(self, member: int) -> Any | None:
+        """One member, from start to score; the last one of the group admits it and returns the result: the
+        unit `trajectory`."""
+        retry = 0
+        future = self._start(member, retry)
+        while True:
+            try:
+                future.result(timeout=max(0.0, self._end - monotonic()))
+                break
+            except TimeoutError as error:
+                self._client.cancel([future])
+                raise self._late() from error
+            except Exception:  # _after_failure raises what is not worth another try
+                future = self._after_failure(future, member, retry)
+                retry += 1
+        with self._lock:
+            self._scored[member] = future
+            last = len(self._scored) == self.size
+        return self._admit() if last else None
+
+    def cancel(self) -> list[tuple[int, int]]:
+        """Start nothing more; the (member, retry) pairs started so far, so that their generations can be
+        aborted: what runs on a worker ends at its next turn, not before."""
+        self._cancelled = True
+        return list(self._started.items())
+
+    def _start(self, member: int, retry: int) -> Future:
+        """Submit one member's chain; the futures of its inner nodes are dropped at once."""
+        self._started[member] = retry
+        submit, p, domain = self._client.submit, self._placements, self.problem.domain
+        stem = f"{self._stem}/{member}/{retry}"
+        handle = submit(
+            p.stages.reset, self._run, self.uid, member, retry, self.problem, self.version,
+            key=("reset", stem), resources=p.resources("reset", domain), pure=False,
+        )
+        trajectory = submit(
+            p.stages.interact, self._run, handle,
+            key=("interact", stem), resources=p.resources("interact", domain), pure=False,
+        )
+        return submit(
+            p.stages.score, self._run, trajectory,
+            key=("score", stem), resources=p.resources("score", domain), pure=False,
+        )
+
+    def _after_failure(self, future: Future, member: int, retry: int) -> Future:
+        """Start a failed member again, or raise why not."""
+        cause = future.exception() if future.status == "error" else StageFailure(f"its task was {future.status}")
+        if isinstance(cause, KilledWorker):
+            cause = StageFailure(f"its workers died: {cause}")
+        if not isinstance(cause, StageFailure):
+            cause = StageFailure(f"{type(cause).__name__}: {cause}")
+        if self._cancelled or isinstance(cause, StaleTrajectory) or retry >= self._retries:
+            raise cause
+        return self._start(member, retry + 1)
+
+    def _admit(self) -> Any:
+        members = [self._scored[i] for i in range(self.size)]
+        future = self._client.submit(
+            self._placements.stages.admit, self._run, *members,
+            key=("admit", self._stem),
+            resources=self._placements.resources("admit", self.problem.domain),
+            priority=ADMIT_PRIORITY, pure=False,
+        )
+        try:
+            return future.result(timeout=max(0.0, self._end - monotonic()))
+        except TimeoutError as error:
+            raise self._late() from error
+        finally:
+            self._scored.clear()
+
+    def _late(self) -> StageFailure:
+        return StageFailure(
+            f"group {self.uid} was not complete after {self._deadline_s:.0f} s ({len(self._scored)} of {self.size} "
+            f"members scored); see deadlines.trajectory"
+        )

@@ -1,0 +1,71 @@
+"""Stage admit: the last member closes the group, which becomes one immutable object in the buffer.
+
+Invariants: idempotent by uid (the object's key is the attempt's, created if absent); what is sealed was checked;
+only whole groups and tombstones are sealed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rl.placement import runs_on
+from rl.selection import Candidate
+from rl.trajectory import Group, Problem, Span, Status, Trajectory, Uid
+from tasks.runtime import Runtime, runtime
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What the rollout flow keeps of a group: enough for admission, progress and the timeline."""
+
+    candidate: Candidate
+    domain: str
+    rewards: tuple[float, ...]
+    turns: float
+    """Mean turns per trajectory."""
+    generated_tokens: int
+    truncated: int
+    retries: int
+    spans: tuple[Span, ...]
+
+
+@runs_on("cpu")
+def admit(run: str, *members: Trajectory) -> Sealed:
+    """Close the group and seal it."""
+    group = Group.of(members)
+    _seal(runtime(run), group)
+    return summary(group)
+
+
+@runs_on("cpu")
+def collect(run: str, *members: Trajectory) -> Sealed:
+    """Close a group that is only looked at (evaluation): nothing is sealed."""
+    return summary(Group.of(members))
+
+
+@runs_on("cpu")
+def give_up(run: str, uid: Uid, problem: Problem, version: int, reason: str) -> Sealed:
+    """Seal a tombstone: the trainer drops the attempt by this reason and grants the next one."""
+    group = Group.give_up(uid, problem, version, reason)
+    _seal(runtime(run), group)
+    return summary(group)
+
+
+def summary(group: Group) -> Sealed:
+    members = group.members
+    return Sealed(
+        Candidate(group.uid, group.version, group.informative, group.tombstone),
+        group.problem.domain,
+        tuple(group.rewards),
+        sum(m.turns for m in members) / max(1, len(members)),
+        sum(m.generated_tokens for m in members),
+        Counter(m.status for m in members)[Status.TRUNCATED],
+        sum(m.retry for m in members),
+        tuple(span for m in members for span in m.spans),
+    )
+
+
+def _seal(here: Runtime, group: Group) -> None:
+    kind = "t" if group.tombstone else "g"
+    here.buffer.seal([group], writer=f"{kind}{group.uid.ordinal:010d}", seq=group.uid.attempt)

@@ -1,0 +1,119 @@
+"""Stage interact: the turns of one trajectory, between the LLM proxy and the environment.
+
+Invariants
+- Token-exact: what is sent is what was recorded plus the new observation; nothing is tokenised twice.
+- A token that the model sampled has mask 1 with its version and log-prob; every other token has mask 0.
+- A stale or cancelled trajectory ends at its next turn: the proxy refuses it (RollArt: checked every turn).
+- The environment is closed on every way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import time
+
+from infra.engines.protocol import BASE, Generation, Sampling
+from rl.errors import GenerationFailure
+from rl.placement import runs_on
+from rl.stream import derive_seed
+from rl.trajectory import NO_VERSION, Message, Span, Status, Trajectory
+from tasks.reset import Member
+from tasks.runtime import Runtime, runtime
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Tokens with their provenance, in the order in which the policy sees them."""
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def observed(self, token_ids: list[int]) -> None:
+        n = len(token_ids)
+        self.token_ids += token_ids
+        self.loss_mask += [0] * n
+        self.logprobs += [0.0] * n
+        self.versions += [NO_VERSION] * n
+
+    def sampled(self, generation: Generation) -> None:
+        n = len(generation.token_ids)
+        self.token_ids += generation.token_ids
+        self.loss_mask += [1] * n
+        self.logprobs += generation.logprobs
+        for (start, version), (end, _) in pairwise([*generation.version_spans, (n, NO_VERSION)]):
+            self.versions += [version] * (end - start)
+
+
+@runs_on("cpu")
+async def interact(run: str, member: Member) -> Trajectory:
+    """Play the episode. Raises StaleTrajectory, GenerationFailure, EnvironmentFailure, EnvironmentTimeout."""
+    here = runtime(run)
+    live = await here.environments.claim(member.key, member.problem)
+    try:
+        return await _play(here, member, live)
+    finally:
+        await here.environments.release(live)
+
+
+async def _play(here: Runtime, member: Member, live) -> Trajectory:
+    config, codec, problem = here.config, here.codec, member.problem
+    max_turns = config.domain(problem.domain).max_turns
+    record = Recorder()
+    record.observed(codec.open(live.opening, live.environment.tools))
+    prompt_length = len(record.token_ids)
+    messages, spans = list(live.opening), list(member.spans)
+    status, reward, info, turns = Status.TRUNCATED, 0.0, {}, 0
+    while turns < max_turns:
+        room = config.rollout.max_tokens - len(record.token_ids)
+        if room < 1:
+            break
+        start = time()
+        generation = await _generate(here, member, record, min(room, config.rollout.max_new_tokens), turns)
+        spans.append(Span("generate", start, time()))
+        record.sampled(generation)
+        turns += 1
+        text = codec.decode([t for t in generation.token_ids if t not in codec.stop_token_ids])
+        messages.append(Message("assistant", text))
+        if generation.finish_reason == "length":
+            break
+        start = time()
+        step = await here.environments.step(live, text, problem)
+        spans.append(Span("environment", start, time()))
+        reward += step.reward or 0.0
+        info = step.info
+        messages.append(step.observation)
+        if step.terminated or step.truncated:
+            status = Status.TERMINATED if step.terminated else Status.TRUNCATED
+            break
+        if turns < max_turns:
+            record.observed(codec.reply(step.observation))
+    return Trajectory(
+        uid=member.uid, member=member.member, problem=problem, start_version=member.version,
+        prompt_length=prompt_length, token_ids=record.token_ids, loss_mask=record.loss_mask,
+        logprobs=record.logprobs, versions=record.versions, messages=messages, status=status, turns=turns,
+        retry=member.retry, environment_reward=reward, info=info, spans=spans,
+    )
+
+
+async def _generate(here: Runtime, member: Member, record: Recorder, room: int, turn: int) -> Generation:
+    config, evaluation = here.config, member.problem.split == "heldout"
+    seed = None
+    if config.deterministic or evaluation:
+        seed = derive_seed(config.seed, member.problem.seed, member.uid, member.member, member.retry, turn)
+    temperature = config.evaluation.temperature if evaluation else config.rollout.temperature
+    generation = await here.proxy.generate(
+        trajectory=member.key,
+        request=f"{member.key}-{turn}",
+        tenant=config.tenant if config.model.lora else BASE,
+        token_ids=record.token_ids,
+        sampling=Sampling(temperature, room, here.codec.stop_token_ids, seed),
+        start_version=member.version,
+        evaluation=evaluation,
+        deadline_s=config.deadlines.generate,
+    )
+    if generation.finish_reason == "abort":
+        raise GenerationFailure(f"trajectory {member.key}: turn {turn} was aborted")
+    return generation

@@ -1,0 +1,104 @@
+"""What a worker process knows of a run: its configuration and the connections that stages share.
+
+Invariants: installed on every worker, also on those that join later, by `RunPlugin`; a stage receives only the
+run's name; connections are made once per process, on first use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from distributed import Client, Worker, WorkerPlugin
+
+from infra.chat import ChatCodec
+from infra.proxy.client import ProxyClient
+from infra.store.buffer import SampleBuffer
+from infra.store.directories import pull_directory
+from infra.store.objects import ObjectStore
+from rl.config.load import dumps, loads
+from rl.config.run import RunConfig
+from rl.errors import RollmillError
+from tasks.environments import EnvironmentManager
+
+TOKENIZER_FILES = ("*.json", "*.jinja")
+"""What of the base model the environment side needs: configuration, tokenizer, chat template; no weights."""
+
+
+class Runtime:
+    """One run in one worker process."""
+
+    def __init__(self, config: RunConfig, proxy_url: str, cache: Path):
+        self.config = config
+        self.proxy = ProxyClient(proxy_url)
+        self.environments = EnvironmentManager(config)
+        self._cache = cache
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        return ObjectStore.connect(self.config.store)
+
+    @cached_property
+    def buffer(self) -> SampleBuffer:
+        return SampleBuffer(self.store, self.config.prefix)
+
+    @cached_property
+    def codec(self) -> ChatCodec:
+        base = pull_directory(self.store, f"{self.config.prefix}base/", None, self._cache, only=TOKENIZER_FILES)
+        return ChatCodec.from_directory(base)
+
+
+_RUNTIMES: dict[str, Runtime] = {}
+
+
+def runtime(run: str) -> Runtime:
+    """The runtime of this process. Raises RollmillError when the plugin is not there."""
+    try:
+        return _RUNTIMES[run]
+    except KeyError:
+        raise RollmillError(f"run {run!r} is not installed on this worker") from None
+
+
+def run_key(config: RunConfig, config_json: str, proxy_url: str) -> str:
+    """Names a run on a cluster; part of every task key."""
+    digest = hashlib.sha256(f"{config_json}{proxy_url}".encode()).hexdigest()[:8]
+    return f"{config.tenant}/{config.name}@{digest}"
+
+
+def install(client: Client, config: RunConfig, proxy_url: str, cache: Path) -> str:
+    """Install the run on every worker of the cluster, present and future; its run key. Idempotent."""
+    text = dumps(config)
+    key = run_key(config, text, proxy_url)
+    client.register_plugin(RunPlugin(key, text, proxy_url, str(cache)))
+    return key
+
+
+@dataclass(frozen=True)
+class RunPlugin(WorkerPlugin):
+    """Installs a run on a worker. Small and plain, so that any worker can receive it."""
+
+    run: str
+    """`run_key` of what follows: another configuration or proxy is another run to a worker."""
+    config_json: str
+    proxy_url: str
+    cache: str
+
+    idempotent = True
+    """Installing again, from a restarted flow, must not close the environments of what is in flight."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f"rollmill-{self.run}"
+
+    def setup(self, worker: Worker) -> None:
+        made = Runtime(loads(self.config_json), self.proxy_url, Path(self.cache))
+        _RUNTIMES[self.run] = made
+        made.environments.start_sweeping()
+
+    async def teardown(self, worker: Worker) -> None:
+        gone = _RUNTIMES.pop(self.run, None)
+        if gone is not None:
+            await gone.environments.close()
+            await gone.proxy.close()

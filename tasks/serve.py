@@ -1,0 +1,25 @@
+"""Stage serve: the LLM proxy with its embedded engine, a long task that holds a GPU-tagged slot.
+
+Invariants: it ends with its run (`stop_signal`), also when the driver is gone; when its worker dies, Dask starts
+it again elsewhere in the pool, on the same port, and it comes back with the newest version that the log names.
+"""
+
+from __future__ import annotations
+
+from threading import Event
+
+from distributed import get_worker
+
+from infra.compute.signals import follow
+from infra.proxy.serve import serve
+from rl.config.load import loads
+from rl.placement import runs_on
+
+
+@runs_on("bandwidth_gpu")
+def serve_engine(run: str, config_json: str, host: str, port: int) -> None:
+    """Serve until the run's stop signal. Raises the proxy's named errors (a port in use, a broken model)."""
+    stop = Event()
+    with follow(run, stop, get_worker().scheduler.address):
+        serve(loads(config_json), host, port, stop)
+
