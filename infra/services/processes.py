@@ -49,15 +49,19 @@ class Identity:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Running, and not merely an unreaped exit status."""
+    """Running, and not merely an unreaped exit status.
+
+    A process whose main thread is gone shows as a zombie while its other threads still run (and hold ports).
+    """
     child = _children.get(process.pid)
     try:
-        running = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return True
+        return child.poll() is None if child is not None else process.num_threads() > 1
     except psutil.NoSuchProcess:
-        running = False
-    if not running and child is not None:
-        child.poll()  # reaps it
-    return running
+        return False
 
 
 def mark(data_dir: Path, name: str) -> str:
@@ -117,6 +121,7 @@ def end(data_dir: Path, name: str, leader: Identity | None, *, grace_s: float) -
     lead = leader.process() if leader else None
     # The leader first and alone: servers with workers shut them down in order themselves.
     _signal([lead] if lead else members, signal.SIGTERM)
+    _signal(members, signal.SIGCONT)  # one that is stopped hears SIGTERM only then
     _wait_gone(members, grace_s)
     deadline = time.monotonic() + 10.0
     while members := family(data_dir, name, leader):  # asked anew: a dying parent may have started another

@@ -148,10 +148,10 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _healthy(home: Path, service: Service, record: Record) -> bool:
-    """Alive and answering; a living one gets a few tries, since a busy machine may delay one answer."""
+    """Alive and answering; a living one gets a second try, since a busy machine may delay one answer."""
     if record.identity is None:
         return False
-    for _ in range(3):
+    for _ in range(2):
         if record.identity.process() is None:
             return False
         if service.probe(home, record.port) is None:

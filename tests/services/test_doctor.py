@@ -1,0 +1,62 @@
+"""The doctor: every failure has a mend, and no failure is an exception."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.services import doctor
+from infra.services.endpoints import S3Endpoint
+from infra.services.supervisor import Ports
+
+
+@pytest.mark.slow
+def test_a_port_in_use_and_a_missing_package_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ["no-such-package>=1", "psutil>=999", "pydantic>=2"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = {c.name: c for c in doctor.checks(tmp_path, Ports(s3=port, prefect=0, mlflow=0))}
+    assert not found["package no-such-package"].ok and "make install" in found["package no-such-package"].mend
+    assert not found["package psutil"].ok and "999" in found["package psutil"].detail
+    assert found["package pydantic"].ok
+    assert not found["port of s3"].ok and "--s3-port" in found["port of s3"].mend
+    assert str(port) in found["port of s3"].detail
+    assert all(c.mend for c in found.values() if not c.ok)
+
+
+def test_a_version_that_the_lock_does_not_name_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["psutil"])
+    monkeypatch.setattr(doctor, "_locked_versions", lambda: {"psutil": "0.1"})
+    (check,) = doctor._dependencies()
+    assert not check.ok and "0.1" in check.detail
+
+
+def test_a_state_file_that_can_not_be_read_is_a_failing_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_dependencies", lambda: iter(()))
+    (tmp_path / "services.json").write_text("[]")
+    found = doctor.checks(tmp_path)
+    assert not found[-1].ok and "rollmill down" in found[-1].mend
+
+
+@pytest.mark.server
+def test_the_atomicity_hook_is_called_and_its_error_becomes_a_mend(s3: S3Endpoint) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def good(client: Any, bucket: str, prefix: str) -> None:
+        calls.append((bucket, prefix))
+
+    def bad(client: Any, bucket: str, prefix: str) -> None:
+        raise RuntimeError("two winners")
+
+    assert doctor._atomic(s3, good).ok and calls == [(s3.bucket, "_rollmill/doctor/")]
+    check = doctor._atomic(s3, bad)
+    assert not check.ok and "two winners" in check.detail and check.mend
+    assert doctor._atomic(s3, None).ok, "the embedded server itself must pass the store's probe"
