@@ -1,0 +1,68 @@
+"""The boto3 client of a process: where it connects, and how long it waits.
+
+Invariants: one client per process, endpoint and identity (a client does not survive a fork); a custom endpoint
+is addressed by path; botocore repeats nothing by itself, `infra.store.objects` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.client import Config
+
+from rl.config.infrastructure import StoreSection
+
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 10.0
+"""Silence on a socket, not the length of a transfer."""
+
+log = logging.getLogger(__name__)
+_making = threading.Lock()
+
+
+def client(section: StoreSection) -> Any:
+    """This process's S3 client for a configuration. Sends nothing yet."""
+    identity = (os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_PROFILE"))
+    with _making:
+        return _client(os.getpid(), explicit_endpoint(section), section.region, identity)
+
+
+def explicit_endpoint(section: StoreSection) -> str | None:
+    """The endpoint that the configuration or the environment names; None means AWS itself."""
+    return section.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+@lru_cache(maxsize=16)
+def _client(pid: int, endpoint: str | None, region: str, identity: tuple[str | None, ...]) -> Any:
+    """One client per process (hence `pid`), endpoint and identity."""
+    config: dict[str, Any] = {}
+    if endpoint is not None:
+        config["s3"] = {"addressing_style": "path"}
+        parts = urlsplit(endpoint)
+        if parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127."):
+            config["proxies"] = {}  # a proxy of the environment must not catch loopback traffic
+        elif parts.scheme == "http":
+            log.warning("%s: plain http to another machine: samples and weights travel unencrypted", endpoint)
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region,
+        config=Config(
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=32,
+            **config,
+        ),
+    )
+
+
+def is_aws(endpoint: str) -> bool:
+    """Whether an endpoint is AWS's own, where buckets are never made unasked."""
+    return (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))

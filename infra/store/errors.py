@@ -1,0 +1,56 @@
+"""The named errors of the store.
+
+Each message says what was tried, what came back and what to check; the command line shows it as one line.
+"""
+
+from __future__ import annotations
+
+from rl.errors import RollmillError
+
+
+class StoreError(RollmillError):
+    """The store answered with something that is neither success nor one of the errors below."""
+
+
+class StoreUnavailable(StoreError):
+    """The endpoint did not answer, or only with 5xx, until the deadline. The outcome of a write is unknown."""
+
+
+class StoreDenied(StoreError):
+    """Credentials are missing, wrong, or not allowed to do this."""
+
+
+class BucketMissing(StoreError):
+    """The bucket does not exist."""
+
+
+class NotFound(StoreError):
+    """No object under this key."""
+
+    def __init__(self, bucket: str, key: str) -> None:
+        super().__init__(f"s3://{bucket}/{key}: no such object")
+        self.key = key
+
+
+class StoreNotAtomic(StoreError):
+    """The server ignores create-if-absent (`If-None-Match: *`): two trainers could both win one log record."""
+
+
+class Corrupt(StoreError):
+    """An object is not what it must be: wrong hash or size, unreadable, or missing though a record names it."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key, self.reason = key, reason
+
+
+class SchemaTooNew(StoreError):
+    """A segment was written by a newer Rollmill; this one would misread it."""
+
+
+class SegmentTaken(StoreError):
+    """Another writer used the same writer name and sequence number for other groups."""
+
+
+class Overtaken(StoreError):
+    """A record by somebody else (an operator's settle, say) came first and this one no longer holds."""

@@ -1,0 +1,263 @@
+"""The commit log: reading it, following it, and the one way to append to it.
+
+    log/{lsn:010d}.json   one record each, created if absent; creating it is the commit
+    head.json             {"lsn": n}: a recent record that carries a snapshot; a hint, may be stale or missing
+
+Invariants
+- A reader folds records in order from a snapshot, by getting the next key until there is none: no listing.
+- A writer applies a record to a copy of its ledger before it creates the object: what breaks a rule of the
+  ledger is never written. What is written can be read back, or is not written either.
+- Only the holder of the newest fence commits steps. Two writers collide on the lsn, and one that learns of a
+  newer fence, in whichever way, raises Fenced from then on: so after a fence no record of an older holder can
+  come to be.
+- Every 16th version and every fence carry the snapshot that holds *after* them; head.json follows.
+
+An instance belongs to one thread. A writer's name is its own: make it unique per process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from infra.store.errors import NotFound, Overtaken, StoreError
+from infra.store.objects import ObjectStore
+from rl import records
+from rl.errors import DeadlineExceeded, Fenced, LogCorrupt, ProtocolViolation
+from rl.ledger import Ledger, rolled_back
+from rl.records import Drop, Fence, GcFloor, Record, Rollback, Settle, StateRef, Step
+from rl.trajectory import Uid
+
+R = TypeVar("R", Fence, Step, Settle, Rollback, GcFloor)
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT_EVERY = 16
+"""Versions between two step records that carry a snapshot."""
+FENCE_DEADLINE_S = 60.0
+POLL_S = (0.05, 1.0)
+"""First and longest pause between two looks for the next record."""
+
+
+class CommitLog:
+    """One run's log. `prefix` is the run's, with a closing slash; `ledger` is the fold of what was read."""
+
+    def __init__(self, store: ObjectStore, prefix: str, writer: str):
+        self.store = store
+        self.writer = writer
+        self.ledger = Ledger()
+        self._prefix = prefix
+        self._held: int | None = None
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def sync(self) -> Ledger:
+        """Read what is new. Raises Fenced when that takes our fence away, LogCorrupt, or a StoreError."""
+        if self.ledger.lsn == 0:
+            self._start()
+        while (record := self.read(self.ledger.lsn + 1)) is not None:
+            self.ledger.apply(record)
+        self._check_held()
+        return self.ledger
+
+    def read(self, lsn: int) -> Record | None:
+        """One record, None when there is none. Raises LogCorrupt for an object that is no record of this lsn."""
+        key = self._key(lsn)
+        try:
+            record = records.decode(self.store.get(key))
+        except NotFound:
+            return None
+        except ValidationError as error:
+            raise LogCorrupt(f"{key}: not a record of this format: {error.errors()[0]['msg']}") from error
+        if record.lsn != lsn:
+            raise LogCorrupt(f"{key}: holds record {record.lsn}")
+        return record
+
+    def records(self, from_lsn: int = 1) -> Iterator[Record]:
+        """The records from `from_lsn` on, in order, up to the newest one at the time of asking."""
+        while (record := self.read(from_lsn)) is not None:
+            yield record
+            from_lsn += 1
+
+    def steps_after(self, version: int) -> list[Step]:
+        """The step records of the live line after `version` up to the head, in order: what a trainer that
+        restored `version` replays. Reads backwards from the newest record."""
+        line = set(self.ledger.line)
+        steps: list[Step] = []
+        for lsn in range(self.ledger.lsn, 0, -1):
+            record = self.read(lsn)
+            if record is None:
+                raise LogCorrupt(f"{self._key(lsn)}: missing, though later records exist")
+            if isinstance(record, Step) and record.version == version:
+                return steps[::-1]
+            if isinstance(record, Step) and record.version > version and record.version in line:
+                steps.append(record)
+        raise LogCorrupt(f"version {version} is in no step record")
+
+    def wait_for(
+        self,
+        predicate: Callable[[Ledger], bool],
+        deadline_s: float,
+        what: str = "a condition on the commit log",
+    ) -> Ledger:
+        """Follow the log until `predicate` holds. Raises DeadlineExceeded naming `what`."""
+        end = time.monotonic() + deadline_s
+        pause, longest = POLL_S
+        while not predicate(self.sync()):
+            if time.monotonic() > end:
+                raise DeadlineExceeded(
+                    f"{what} was awaited for {deadline_s:.0f} s; the log is at record {self.ledger.lsn}"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, longest)
+        return self.ledger
+
+    def wait_for_version(self, version: int, deadline_s: float) -> Ledger:
+        """Follow the log until `version` was committed (it may have been rolled back since)."""
+        return self.wait_for(lambda ledger: ledger.next_version > version, deadline_s, f"version {version}")
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def fence(self) -> int:
+        """Take the run over from whoever has it; returns the fence number. Of racing fences the last one holds.
+
+        Raises DeadlineExceeded when others keep winning the next record.
+        """
+        self._held = None
+        end = time.monotonic() + FENCE_DEADLINE_S
+        while time.monotonic() < end:
+            self.sync()
+            fence = Fence(**self._stamp())
+            if self._create(fence, with_snapshot=True):
+                self._held = fence.lsn
+                return fence.lsn
+        raise DeadlineExceeded(f"no fence could be created in {FENCE_DEADLINE_S:.0f} s: other writers keep winning")
+
+    def state_prefix(self) -> str:
+        """A fresh key prefix, below the run, for the state of the coming step: `state/{lsn}-{nonce}/`."""
+        return f"state/{self.ledger.lsn + 1:010d}-{uuid.uuid4().hex[:8]}/"
+
+    def append_step(
+        self,
+        *,
+        state: StateRef,
+        weights_sha256: str,
+        alpha: int,
+        trained: Sequence[Uid] = (),
+        segments: Sequence[str] = (),
+        dropped: Sequence[Drop] = (),
+        metrics: Mapping[str, float] | None = None,
+    ) -> Step:
+        """Commit the next version on the head: publish `state`, consume `trained` (in batch order, each read
+        from its place in `segments`, see `SampleBuffer.segments`) and `dropped`. `state` must be complete.
+
+        Raises Fenced, Overtaken, ProtocolViolation without a fence, LogCorrupt when a uid is not open.
+        """
+        if self._held is None:
+            raise ProtocolViolation("a step is committed by the holder of a fence: call fence() first")
+        if len(segments) != len(trained):
+            raise ValueError(f"{len(trained)} trained groups out of {len(segments)} segments: name one for each")
+        return self._append(
+            lambda stamp: Step(
+                **stamp,
+                version=self.ledger.next_version,
+                base=self.ledger.head,
+                state=state,
+                weights_sha256=weights_sha256,
+                alpha=alpha,
+                trained=tuple(str(uid) for uid in trained),
+                segments=tuple(segments),
+                dropped=tuple(dropped),
+                metrics=dict(metrics or {}),
+            )
+        )
+
+    def append_settle(self, dropped: Sequence[Drop]) -> Settle:
+        """Drop attempts between steps. Raises as `append_step`; an operator may do it without a fence."""
+        return self._append(lambda stamp: Settle(**stamp, dropped=tuple(dropped)))
+
+    def append_rollback(self, to: int) -> Rollback:
+        """Make `to` the head again. Call it as the holder of a fence. Raises LogCorrupt unless `to` is live."""
+        if self._held is None:
+            raise ProtocolViolation("a rollback is made by the holder of a fence: call fence() first")
+        return self._append(lambda stamp: Rollback(**stamp, to=to, snapshot=rolled_back(self.records(), to)))
+
+    def append_gc_floor(self, version: int) -> GcFloor:
+        """Allow deletion below `version`. Raises LogCorrupt when that would lower the floor."""
+        return self._append(lambda stamp: GcFloor(**stamp, version=version))
+
+    # -- inside --------------------------------------------------------------------------------------
+
+    def _append(self, make: Callable[[dict], R]) -> R:
+        """Create `make(stamp)` at the next free lsn, as long as what others put there leaves it valid."""
+        if self.ledger.lsn == 0:
+            self.sync()
+        overtaken: Record | None = None
+        while True:
+            self._check_held()
+            record = make(self._stamp())
+            snapshot = isinstance(record, Step) and record.version % SNAPSHOT_EVERY == 0
+            try:
+                if self._create(record, with_snapshot=snapshot):
+                    return record
+            except LogCorrupt as error:
+                if overtaken is None:
+                    raise
+                raise Overtaken(f"record {overtaken.lsn} by {overtaken.writer} came first: {error}") from error
+            overtaken = self.read(record.lsn)
+            if overtaken is None:
+                raise LogCorrupt(f"{self._key(record.lsn)}: exists and can not be read")
+            if self._held is not None and not isinstance(overtaken, Settle | GcFloor):
+                raise Fenced(f"{overtaken.kind} record {overtaken.lsn} by {overtaken.writer} took the place of ours")
+            self.ledger.apply(overtaken)
+
+    def _create(self, record: R, with_snapshot: bool) -> bool:
+        """Create the record and fold it; False when the lsn is taken. Raises LogCorrupt, before anything is
+        written, when the record breaks a rule."""
+        after = Ledger.from_snapshot(self.ledger.lsn, self.ledger.snapshot())
+        after.apply(record)
+        if with_snapshot:
+            record = record.model_copy(update={"snapshot": after.snapshot()})
+        body = records.encode(record)
+        records.decode(body)
+        if not self.store.create(self._key(record.lsn), body, record.nonce):
+            return False
+        self.ledger.apply(record)
+        if record.snapshot is not None:
+            try:
+                self.store.put(self._prefix + "head.json", json.dumps({"lsn": record.lsn}).encode())
+            except StoreError as error:  # only a hint; the commit stands
+                log.warning("head.json not written: %s", error)
+        return True
+
+    def _check_held(self) -> None:
+        if self._held is not None and self.ledger.fence != self._held:
+            raise Fenced(f"fence {self.ledger.fence} is newer than ours, {self._held}: another trainer took over")
+
+    def _stamp(self) -> dict:
+        """What every record has; a fresh nonce, since each lsn tried is a create of its own."""
+        return {
+            "lsn": self.ledger.lsn + 1,
+            "nonce": uuid.uuid4().hex,
+            "writer": self.writer,
+            "time": time.time(),
+        }
+
+    def _start(self) -> None:
+        """Begin the fold at the record that the hint names, if there is one that carries a snapshot."""
+        try:
+            lsn = int(json.loads(self.store.get(self._prefix + "head.json"))["lsn"])
+            record = self.read(lsn) if lsn > 0 else None
+        except (NotFound, ValueError, LookupError, TypeError):
+            return
+        if record is not None and record.snapshot is not None:
+            self.ledger = Ledger.from_snapshot(lsn, record.snapshot)
+
+    def _key(self, lsn: int) -> str:
+        return f"{self._prefix}log/{lsn:010d}.json"

@@ -1,0 +1,292 @@
+"""Objects in one S3 bucket: get, put, create if absent, list, delete. The hot path, on boto3.
+
+Invariants
+- There is one retry loop, here (botocore's own is off): what may pass (5xx, 429, a timeout, a broken
+  connection, a body cut short) is repeated until a deadline, then raised as `StoreUnavailable`.
+- `create` never reports somebody else's object as ours, nor ours as somebody else's: 200 is mine; 409, 5xx
+  and timeouts repeat the same request; at 412 the object's nonce is read back and compared, since a repeated
+  request may meet its own earlier success. The nonce is kept in the object's *metadata*: so the body stays
+  what its format wants (a Parquet file too) and telling costs one HEAD, whatever the size.
+- A log record is never deleted from here: a deleted one could be won again by a fenced trainer.
+- Clients are per process: a store refuses to be pickled; send the `StoreSection` and `connect` there.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from boto3.exceptions import S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.exceptions import ConnectionError as BotoConnectionError
+
+from infra.store import clients
+from infra.store.errors import (
+    BucketMissing,
+    NotFound,
+    StoreDenied,
+    StoreError,
+    StoreNotAtomic,
+    StoreUnavailable,
+)
+from rl.config.infrastructure import StoreSection
+
+T = TypeVar("T")
+
+DEADLINE_S = 60.0
+"""For one operation with its repetitions; long enough for a server to be started again."""
+START_DEADLINE_S = 4.0
+"""The same for the first contact: with one read timeout on top, a dead endpoint is told within 15 s."""
+PART_BYTES = 16 << 20
+"""Files above are sent in parts."""
+
+_PASSING = (HTTPClientError, BotoConnectionError, IncompleteReadError, FlexibleChecksumError)
+_PASSING_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "OperationAborted"}
+_DENIED_CODES = {
+    "AccessDenied",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+}
+_LOG_RECORD = re.compile(r"(^|/)log/\d+\.json$")
+_TRANSFER = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
+
+
+class ObjectStore:
+    """One bucket through one boto3 client. Safe to share between threads, not between processes."""
+
+    def __init__(self, client: Any, bucket: str, deadline_s: float = DEADLINE_S):
+        self.client = client
+        self.bucket = bucket
+        self._deadline_s = deadline_s
+
+    @classmethod
+    def connect(cls, section: StoreSection) -> ObjectStore:
+        """The store that a configuration names, with this process's one client for it. Sends nothing yet."""
+        return cls(clients.client(section), section.bucket)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an ObjectStore belongs to its process: send its StoreSection and connect() there")
+
+    def get(self, key: str) -> bytes:
+        """The object's body. Raises NotFound."""
+        return self._retry(f"GET {key}", lambda: self._body(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start`. Raises NotFound."""
+        return self._retry(f"GET {key}", lambda: self._body(key, Range=f"bytes={start}-{start + length - 1}"))
+
+    def put(self, key: str, body: bytes) -> None:
+        """Write or overwrite."""
+        self._retry(f"PUT {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body))
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write or overwrite from a file, large ones in parallel parts."""
+        self._retry(f"PUT {key}", lambda: self._send_file(key, path))
+
+    def create(self, key: str, body: bytes, nonce: str) -> bool:
+        """Create the object unless it exists; False when it is there already and not by this `nonce`.
+
+        Raises StoreUnavailable when that could not be settled in time: the object may or may not be ours.
+        """
+        return self._retry(f"PUT {key}", lambda: self._create(key, body, nonce), passing=_unsettled)
+
+    def keys(self, prefix: str, start_after: str | None = None) -> Iterator[str]:
+        """Keys under `prefix` in order, those behind `start_after` only; a thousand per request."""
+        more: dict[str, Any] = {} if start_after is None else {"StartAfter": start_after}
+        while True:
+            page = self._retry(f"LIST {prefix}", partial(self._list, prefix, more))
+            yield from (entry["Key"] for entry in page.get("Contents", ()))
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; missing ones are no error. Raises ValueError for a log record."""
+        doomed = list(keys)
+        for key in doomed:
+            if _LOG_RECORD.search(key):
+                raise ValueError(f"{key}: a log record is never deleted")
+        for at in range(0, len(doomed), 1000):
+            self._retry("DELETE", partial(self._delete, doomed[at : at + 1000]))
+
+    def ensure_bucket(self) -> None:
+        """Check that the bucket can be reached; create it, if missing, on an explicit endpoint only.
+
+        The first contact with a store: an endpoint that does not answer raises StoreUnavailable in under 15 s.
+        """
+        try:
+            self._retry(
+                "HEAD bucket",
+                lambda: self.client.head_bucket(Bucket=self.bucket),
+                deadline_s=START_DEADLINE_S,
+            )
+        except BucketMissing:
+            if clients.is_aws(self.client.meta.endpoint_url):
+                raise
+            try:
+                self._retry("PUT bucket", lambda: self.client.create_bucket(Bucket=self.bucket))
+            except StoreError as error:  # another process may have been faster
+                cause = error.__cause__
+                if not (isinstance(cause, ClientError) and cause.response["Error"]["Code"].startswith("BucketAlready")):
+                    raise
+
+    # -- single requests -----------------------------------------------------------------------------
+
+    def _body(self, key: str, **more: Any) -> bytes:
+        return self.client.get_object(Bucket=self.bucket, Key=key, **more)["Body"].read()
+
+    def _list(self, prefix: str, more: dict[str, Any]) -> Any:
+        return self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **more)
+
+    def _send_file(self, key: str, path: Path) -> None:
+        if path.stat().st_size <= PART_BYTES:
+            self.client.put_object(Bucket=self.bucket, Key=key, Body=path.read_bytes())
+        else:
+            try:
+                self.client.upload_file(str(path), self.bucket, key, Config=_TRANSFER)
+            except S3UploadFailedError as error:  # hides what the server said
+                raise (error.__context__ or error) from None
+
+    def _create(self, key: str, body: bytes, nonce: str) -> bool:
+        try:
+            self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata={"nonce": nonce})
+        except ClientError as error:
+            if _status(error) != 412:
+                raise
+            found = self.client.head_object(Bucket=self.bucket, Key=key)
+            return found["Metadata"].get("nonce") == nonce
+        return True
+
+    def _delete(self, keys: list[str]) -> None:
+        answer = self.client.delete_objects(
+            Bucket=self.bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        )
+        if answer.get("Errors"):
+            first = answer["Errors"][0]
+            raise StoreError(f"{self._where()}: DELETE {first.get('Key')}: {first.get('Code')} {first.get('Message')}")
+
+    # -- repetition and names of errors --------------------------------------------------------------
+
+    def _retry(
+        self,
+        what: str,
+        request: Callable[[], T],
+        passing: Callable[[Exception], bool] | None = None,
+        deadline_s: float | None = None,
+    ) -> T:
+        """Run `request` until it succeeds or fails for good, or the deadline passes."""
+        passing = passing or _passes
+        deadline_s = min(self._deadline_s, deadline_s or self._deadline_s)
+        end = time.monotonic() + deadline_s
+        pause = 0.05
+        while True:
+            try:
+                return request()
+            except (BotoCoreError, ClientError) as error:
+                if not passing(error):
+                    raise self._named(what, error) from error
+                if time.monotonic() + pause > end:
+                    raise StoreUnavailable(
+                        f"{self._where()}: {what} did not succeed within {deadline_s:.0f} s: {error}; check that the "
+                        "server runs and that store.endpoint_url or AWS_ENDPOINT_URL_S3 names it"
+                    ) from error
+            time.sleep(pause * random.uniform(0.5, 1.0))  # jitter: racing writers must not repeat in step
+            pause = min(pause * 2, 2.0)
+
+    def _named(self, what: str, error: Exception) -> StoreError:
+        where = self._where()
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            return StoreDenied(f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        if not isinstance(error, ClientError):
+            return StoreError(f"{where}: {what}: {error}")
+        code, status = error.response["Error"]["Code"], _status(error)
+        if code == "NoSuchBucket" or (status == 404 and what == "HEAD bucket"):
+            return BucketMissing(f"{where}: the bucket does not exist; create it, or correct store.bucket")
+        if status == 404:
+            return NotFound(self.bucket, what.split(" ", 1)[-1])
+        if status in (401, 403) or code in _DENIED_CODES:
+            return StoreDenied(f"{where}: {what}: {code}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        return StoreError(f"{where}: {what}: {status} {code}: {error.response['Error'].get('Message', '')}")
+
+    def _where(self) -> str:
+        return f"S3 {self.client.meta.endpoint_url} bucket {self.bucket!r}"
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _passes(error: Exception) -> bool:
+    """Whether repeating the request may help."""
+    if isinstance(error, ClientError):
+        return _status(error) >= 500 or _status(error) == 429 or error.response["Error"]["Code"] in _PASSING_CODES
+    return isinstance(error, _PASSING)
+
+
+def _unsettled(error: Exception) -> bool:
+    """The same for a conditional create: also a conflict with one in flight (409), and a winner that is gone,
+    or not yet to be seen, when it is looked at (404 of an object)."""
+    if isinstance(error, ClientError) and error.response["Error"]["Code"] != "NoSuchBucket":
+        return _passes(error) or _status(error) in (404, 409)
+    return _passes(error)
+
+
+RACERS = 8
+
+
+def probe_atomicity(client: Any, bucket: str, prefix: str) -> None:
+    """Race creates of one key; exactly one may win, and the object must hold the winner's body.
+
+    Raises StoreNotAtomic for a server that ignores or lacks `If-None-Match: *`. Writes and deletes one small
+    object under `prefix`.
+    """
+    where = f"S3 {client.meta.endpoint_url} bucket {bucket!r}"
+    store = ObjectStore(client, bucket)
+    for _ in range(5):  # a race may end without a winner when the server answers all of them 409 or 5xx
+        key = f"{prefix}probe/{uuid.uuid4().hex}"
+        line = threading.Barrier(RACERS)
+
+        def race(racer: int, key: str = key, line: threading.Barrier = line) -> int | None:
+            line.wait(timeout=10)
+            try:
+                client.put_object(Bucket=bucket, Key=key, Body=b"%d" % racer, IfNoneMatch="*")
+            except ClientError as error:
+                if _status(error) in (400, 501):
+                    raise StoreNotAtomic(
+                        f"{where}: refuses create-if-absent ({error}); use another S3 server"
+                    ) from None
+                return None
+            except BotoCoreError:  # unknown: this race is judged by the others
+                return None
+            return racer
+
+        with ThreadPoolExecutor(RACERS) as pool:
+            winners = [racer for racer in pool.map(race, range(RACERS)) if racer is not None]
+        if len(winners) > 1 or (winners and store.get(key) != b"%d" % winners[0]):
+            raise StoreNotAtomic(
+                f"{where}: {len(winners)} of {RACERS} racing creates of one key succeeded: the server ignores "
+                "create-if-absent (If-None-Match: *); use another S3 server"
+            )
+        if winners:
+            store.delete([key])
+            return
+    raise StoreUnavailable(f"{where}: no create of a fresh key succeeded in five races; check the server's health")

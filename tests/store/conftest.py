@@ -1,0 +1,105 @@
+"""The store's contract suite runs against two independent servers: SeaweedFS (the embedded default) and moto."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from infra.store.objects import ObjectStore
+from rl.config.infrastructure import StoreSection
+
+CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+class Tap:
+    """A boto3 client that is listened to, and that fails when told: `before` an operation is sent, or `after`
+    the server has done it, so that only the answer is lost."""
+
+    def __init__(self, client: Any):
+        self._client = client
+        self.calls: list[tuple[str, str]] = []
+        self.before: dict[str, list[Exception | Callable[[], None]]] = {}
+        self.after: dict[str, list[Exception]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((name, kwargs.get("Key", kwargs.get("StartAfter", ""))))
+            if self.before.get(name):
+                action = self.before[name].pop(0)
+                if isinstance(action, Exception):
+                    raise action
+                action()
+            answer = found(*args, **kwargs)
+            if self.after.get(name):
+                raise self.after[name].pop(0)
+            return answer
+
+        return call
+
+    def count(self, operation: str, containing: str = "") -> int:
+        return sum(name == operation and containing in key for name, key in self.calls)
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=[pytest.param("weed", marks=pytest.mark.server), "moto"])
+def section(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StoreSection:
+    """The configuration of a server with an existing bucket; its credentials are in the environment."""
+    if request.param == "weed":
+        s3 = request.getfixturevalue("s3")
+        endpoint, keys = s3.endpoint_url, (s3.access_key, s3.secret_key)
+    else:
+        endpoint, keys = request.getfixturevalue("moto_url"), ("testing", "testing")
+    for name, value in zip(CREDENTIALS, keys, strict=True):
+        monkeypatch.setenv(name, value)
+    made = StoreSection(endpoint_url=endpoint)
+    ObjectStore.connect(made).ensure_bucket()
+    return made
+
+
+@pytest.fixture
+def store(section: StoreSection) -> ObjectStore:
+    return ObjectStore.connect(section)
+
+
+@pytest.fixture
+def tap(store: ObjectStore) -> Tap:
+    return Tap(store.client)
+
+
+@pytest.fixture
+def tapped(store: ObjectStore, tap: Tap) -> ObjectStore:
+    """The same store, through the tap."""
+    return ObjectStore(tap, store.bucket)
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest, store: ObjectStore) -> str:
+    """A run's prefix of the test's own."""
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)
+    return f"test/{name}/"
+
+
+@pytest.fixture
+def foreign_client(section: StoreSection) -> Any:
+    """A plain boto3 client, as another program would use it."""
+    return boto3.client("s3", endpoint_url=section.endpoint_url, region_name=section.region)
