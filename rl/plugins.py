@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -20,13 +21,10 @@ from rl.errors import ConfigError
 
 def find(spec: str, group: str, built_in: Mapping[str, str], field: str) -> Any:
     """The object of that name, or at that `module:attribute`."""
-    known = {entry.name: entry.value for entry in entry_points(group=group)} | dict(built_in)
-    path = known.get(spec, spec)
+    path = built_in.get(spec) or _installed(group).get(spec, spec)
     module, _, attribute = path.partition(":")
     if not attribute:
-        raise ConfigError(
-            f"{field}: nothing is named {spec!r}; {_hint(spec, known)}, or give 'module:attribute'"
-        )
+        raise ConfigError(f"{field}: nothing is named {spec!r}; {_hint(spec, known)}, or give 'module:attribute'")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
