@@ -57,6 +57,17 @@ class StalenessPolicy:
             return 0
         return ledger.line[max(0, len(ledger.line) - 1 - self.alpha)]
 
+    def oldest_viable(self, ledger: Ledger, base_ahead: int) -> int:
+        """The oldest start version that the step with base `head + base_ahead` can still train; a generation
+        that started under an older one may end. Under alpha >= 1 the engines are updated when the step on the
+        head has its batch already, so the next one counts (`base_ahead` 1); under alpha = 0 the step on the
+        head is yet to get its batch (`base_ahead` 0)."""
+        if ledger.head is None:
+            return 0
+        if not 0 <= base_ahead <= self.alpha:
+            raise ValueError(f"base_ahead {base_ahead} is not in 0..alpha ({self.alpha})")
+        return ledger.line[max(0, len(ledger.line) - 1 - (self.alpha - base_ahead))]
+
     def check(self, ledger: Ledger, uid: object, version: int) -> int:
         """The lag of a sample in the coming step. Raises StalenessViolation past the bound."""
         lag = ledger.lag(version)

@@ -1,0 +1,140 @@
+"""The state of a version as a directory, without pickle.
+
+    model/                     Hugging Face model directory with the tokenizer's files, or PEFT adapter directory
+    trainer/state.json         version, scheduler, learning rates
+    trainer/optimizer.safetensors   AdamW moments, keyed by parameter name
+
+Invariants
+- `load_weights` and `load_optimizer` after `save` give the same bits, and so does every step from there on: the
+  generators are seeded anew for each step (`infra.training.setup.seed_step`).
+- The hash of a version is over the trained weights only, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rl.errors import RollmillError
+
+FORMAT = 1
+_OWN = ("config.json", "generation_config.json", "manifest.json")
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+
+
+class StateMismatch(RollmillError):
+    """A stored state does not fit the model that it is loaded into."""
+
+
+def trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The trained parameters, by name, in the order of their names."""
+    return sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """Hash over names and bytes of the trained weights."""
+    digest = hashlib.sha256()
+    for name, parameter in trained(model):
+        digest.update(name.encode() + b"\0")
+        digest.update(parameter.detach().contiguous().cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_model(model: torch.nn.Module, base: Path, directory: Path) -> None:
+    """Write `model/`. The tokenizer's files are copied from `base`, not written anew: tokens stay exact."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, PeftModel):
+        # the base lies in the run's own prefix; a path of this machine would mean nothing elsewhere
+        model.peft_config["default"].base_model_name_or_path = None
+        model.save_pretrained(directory, selected_adapters=["default"])
+        (directory / "README.md").unlink(missing_ok=True)
+        return
+    assert isinstance(model, PreTrainedModel)
+    model.save_pretrained(directory)
+    for file in _companions(base):
+        shutil.copyfile(file, directory / file.name)
+
+
+def _companions(base: Path) -> Iterator[Path]:
+    for file in sorted(base.iterdir()):
+        if file.is_file() and file.name not in _OWN and not file.name.endswith(_WEIGHTS):
+            yield file
+
+
+def load_weights(model: torch.nn.Module, directory: Path) -> None:
+    """Read a `model/` directory into `model`, in place. Raises StateMismatch."""
+    try:
+        if isinstance(model, PeftModel):
+            state = load_file(directory / "adapter_model.safetensors")
+            wanted = get_peft_model_state_dict(model, adapter_name="default")
+            if state.keys() != wanted.keys():
+                raise ValueError(f"adapter weights differ in {sorted(state.keys() ^ wanted.keys())[:3]}")
+            set_peft_model_state_dict(model, state, adapter_name="default")
+        else:
+            assert isinstance(model, PreTrainedModel)
+            # through transformers, which knows how each architecture's file maps to its modules
+            stored = AutoModelForCausalLM.from_pretrained(directory, dtype=model.dtype, local_files_only=True)
+            model.load_state_dict(stored.state_dict())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StateMismatch(f"weights in {directory} do not fit the model: {error}") from error
+
+
+def save_trainer(
+    directory: Path,
+    version: int,
+    model: torch.nn.Module,
+    optimizer: Optimizer | None,
+    scheduler: LRScheduler | None,
+) -> None:
+    """Write `trainer/`. Both None: nothing was optimized yet."""
+    directory.mkdir(parents=True, exist_ok=True)
+    moments: dict[str, torch.Tensor] = {}
+    state: dict[str, Any] = {"format": FORMAT, "version": version, "scheduler": None}
+    if optimizer is not None and scheduler is not None:
+        for name, parameter in trained(model):
+            for key, value in optimizer.state[parameter].items():
+                moments[f"{name}|{key}"] = torch.as_tensor(value).detach().contiguous().cpu()
+        full = scheduler.state_dict()
+        state["scheduler"] = {k: full[k] for k in ("base_lrs", "last_epoch", "_step_count", "_last_lr")}
+    save_file(moments, directory / "optimizer.safetensors")
+    (directory / "state.json").write_text(json.dumps(state, sort_keys=True))
+
+
+def load_trainer(
+    directory: Path, version: int, model: torch.nn.Module, optimizer: Optimizer, scheduler: LRScheduler
+) -> None:
+    """Read a `trainer/` directory into freshly made optimizer and scheduler. Raises StateMismatch."""
+    try:
+        state = json.loads((directory / "state.json").read_text())
+        moments = load_file(directory / "optimizer.safetensors")
+    except (OSError, ValueError) as error:
+        raise StateMismatch(f"trainer state in {directory} can not be read: {error}") from error
+    if state["format"] != FORMAT or state["version"] != version:
+        raise StateMismatch(
+            f"trainer state in {directory} is of format {state['format']} and version {state['version']}, "
+            f"not of format {FORMAT} and version {version}"
+        )
+    if state["scheduler"] is None:
+        return
+    parameters = dict(trained(model))
+    for key, value in moments.items():
+        name, _, slot = key.rpartition("|")
+        if name not in parameters:
+            raise StateMismatch(f"optimizer state in {directory} is for {name!r}, which is not trained here")
+        parameter = parameters[name]
+        # AdamW keeps its step counter on the CPU
+        optimizer.state[parameter][slot] = value if slot == "step" else value.to(parameter.device)
+    scheduler.load_state_dict({**scheduler.state_dict(), **state["scheduler"]})
+    for group, rate in zip(optimizer.param_groups, state["scheduler"]["_last_lr"], strict=True):
+        group["lr"] = rate

@@ -1,0 +1,122 @@
+"""Save and restore: the same bits, in the process and across processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from infra.training import grpo, setup, state
+from rl.trajectory import Group
+from tests.training.small import ListSource, make_config, make_group, make_trainer
+
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
+
+
+def config(lora: bool) -> object:
+    return make_config(
+        model={"source": {"type": "pretrained", "path": "x"}, "lora": LORA if lora else None},
+        training={"warmup_steps": 3},
+    )
+
+
+def batches(n: int) -> list[list[Group]]:
+    return [[make_group(10 * step + i, 4) for i in range(2)] for step in range(n)]
+
+
+def save(trainer: grpo.Trainer, base: Path, directory: Path, version: int) -> Path:
+    state.save_model(trainer.model, base, directory / "model")
+    state.save_trainer(directory / "trainer", version, trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    return directory
+
+
+def straight(base: Path, work: Path, lora: bool, n: int) -> ListSource:
+    trainer, source = make_trainer(config(lora), base, work, batches(n))
+    trainer.train()
+    return source
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_resume_is_bit_exact(base: Path, tmp_path: Path, lora: bool, k: int) -> None:
+    """4 steps straight equal k steps, save, restore into a new trainer, 4 - k steps (dropout and warm-up on)."""
+    want = straight(base, tmp_path / "w", lora, 4).hashes
+    first, source = make_trainer(config(lora), base, tmp_path / "w", batches(4)[:k])
+    if k:
+        first.train()
+        saved = save(first, base, tmp_path / "saved", k)
+    else:
+        state.save_model(first.model, base, tmp_path / "saved" / "model")
+        state.save_trainer(tmp_path / "saved" / "trainer", 0, first.model, None, None)
+        saved = tmp_path / "saved"
+    second, rest = make_trainer(config(lora), base, tmp_path / "w", batches(4)[k:], version=k, saved=saved)
+    second.train()
+    assert source.hashes + rest.hashes == want
+    assert len(set(want)) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_resume_is_bit_exact_across_processes(base: Path, tmp_path: Path, lora: bool) -> None:
+    want = straight(base, tmp_path / "w", lora, 3).hashes
+    script = (
+        "import sys, json; from pathlib import Path; from infra.training import setup; setup.prepare_process(1);"
+        "from tests.training.test_state import *;"
+        "base, saved, work, lora, k = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), bool(int(sys.argv[4])), int(sys.argv[5]);"
+        "t, s = make_trainer(config(lora), base, work, batches(3)[k:k+1], version=k, saved=saved if k else None);"
+        "t.train(); save(t, base, saved, k + 1); print(json.dumps(s.hashes))"
+    )
+    got = []
+    for k in range(3):
+        args = [str(base), str(tmp_path / "saved"), str(tmp_path / "w"), str(int(lora)), str(k)]
+        done = subprocess.run(
+            [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        got += json.loads(done.stdout.splitlines()[-1])
+    assert got == want
+
+
+def test_saved_model_is_a_hugging_face_directory(base: Path, tmp_path: Path) -> None:
+    trainer, _ = make_trainer(config(False), base, tmp_path / "w", batches(1))
+    trainer.train()
+    saved = save(trainer, base, tmp_path / "s", 1)
+    model = AutoModelForCausalLM.from_pretrained(saved / "model")
+    assert state.weights_sha256(model) == state.weights_sha256(trainer.model)
+    assert AutoTokenizer.from_pretrained(saved / "model")("w3 w4").input_ids == [5, 6]
+    assert (saved / "model" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+    assert (saved / "model" / "chat_template.jinja").is_file()
+    assert not list(saved.rglob("*.bin")) + list(saved.rglob("*.pt")) + list(saved.rglob("*.pkl"))
+
+
+def test_saved_adapter_is_a_peft_directory_and_the_base_is_untouched(base: Path, tmp_path: Path) -> None:
+    trainer, _ = make_trainer(config(True), base, tmp_path / "w", batches(1))
+    trainer.train()
+    saved = save(trainer, base, tmp_path / "s", 1)
+    plain = setup.load_model(base, "float32")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        before = plain(ids).logits
+        adapted = PeftModel.from_pretrained(plain, saved / "model")
+        trainer.model.eval()
+        assert torch.allclose(adapted.eval()(ids).logits, trainer.model(ids).logits, atol=1e-6)
+        with trainer.model.disable_adapter():
+            assert torch.equal(trainer.model(ids).logits, before)
+    assert str(tmp_path) not in (saved / "model" / "adapter_config.json").read_text()
+
+
+def test_a_state_of_another_model_is_refused(base: Path, tmp_path: Path) -> None:
+    trainer, _ = make_trainer(config(True), base, tmp_path / "w", batches(1))
+    trainer.train()
+    saved = save(trainer, base, tmp_path / "s", 1)
+    with pytest.raises(state.StateMismatch, match="version 1, not of format 1 and version 2"):
+        state.load_trainer(saved / "trainer", 2, trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    full, _ = make_trainer(config(False), base, tmp_path / "w", batches(1))
+    with pytest.raises(state.StateMismatch):
+        state.load_weights(full.model, saved / "model")
