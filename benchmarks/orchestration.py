@@ -76,7 +76,11 @@ def raw(client: Client, groups: range) -> None:
 def ours(client: Client, placements: Placements, groups: range, unit: str) -> None:
     """Through the Prefect units and the group graph, as the rollout flow does it."""
 
-    @flow(name=f"orchestration-{unit}", task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE * SIZE), validate_parameters=False)
+    @flow(
+        name=f"orchestration-{unit}",
+        task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE * SIZE),
+        validate_parameters=False,
+    )
     def run() -> None:
         outbox: Queue[Ended] = Queue()
         waiting, flying = list(groups), 0
@@ -122,12 +126,18 @@ def main(quick: bool) -> list[Figure]:
             for side in cost:
                 ids = range(at, at + groups)
                 at += groups
-                work = (lambda r=ids: raw(client, r)) if side == "raw" else (lambda r=ids, s=side: ours(client, placements, r, s))
+                work = (
+                    (lambda r=ids: raw(client, r))
+                    if side == "raw"
+                    else (lambda r=ids, s=side: ours(client, placements, r, s))
+                )
                 value = measure(work, processes, groups * SIZE)
                 if round_ >= 0:
                     cost[side].append(value)
                 sleep(0.5)
-    ratio = {side: median(a / b for a, b in zip(cost[side], cost["raw"], strict=True)) for side in ("group", "trajectory")}
+    ratio = {
+        side: median(a / b for a, b in zip(cost[side], cost["raw"], strict=True)) for side in ("group", "trajectory")
+    }
     return [
         Figure("unit_trajectory_over_raw_dask", ratio["trajectory"], "ratio", goal=2.0, better="lower"),
         Figure("unit_group_over_raw_dask", ratio["group"], "ratio", goal=1.3, better="lower"),

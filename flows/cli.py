@@ -28,7 +28,9 @@ app = typer.Typer(
 console = Console()
 
 ConfigArgument = Annotated[str, typer.Argument(help="A YAML file, or the name of a preset (see `rollmill presets`).")]
-SetOption = Annotated[list[str], typer.Option("--set", help="Override one field, such as training.steps=10. Repeatable.")]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="Override one field, such as training.steps=10. Repeatable.")
+]
 PortOption = Annotated[int | None, typer.Option(help="Its port, instead of the usual one.")]
 
 
@@ -75,7 +77,9 @@ def train(
     config: ConfigArgument,
     overrides: SetOption = [],  # noqa: B006
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything that can be checked without starting.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything that can be checked without starting.")
+    ] = False,
 ) -> None:
     """Train a run to its last step; interrupted or killed, it goes on with --resume."""
     from flows.configure import cross_check, load_config
@@ -113,7 +117,8 @@ def evaluate(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
         for result in evaluate_newest(settled.name, settled, console):
             console.print(
                 f"{result.domain} at version {result.version}: {result.reward:.3f} over {result.problems} problems "
-                f"({result.missing} missing, {result.turns:.1f} turns)", highlight=False,
+                f"({result.missing} missing, {result.turns:.1f} turns)",
+                highlight=False,
             )
 
 
@@ -151,7 +156,10 @@ def up(s3_port: PortOption = None, prefect_port: PortOption = None, mlflow_port:
     from infra.services.supervisor import up as start
 
     found = start(ports=Ports(s3_port, prefect_port, mlflow_port))
-    console.print(f"Prefect UI  {found.prefect_ui_url}\nMLflow UI   {found.mlflow_uri}\nS3          {found.need_s3().endpoint_url}\ndata        {found.data_dir}", highlight=False)
+    console.print(
+        f"Prefect UI  {found.prefect_ui_url}\nMLflow UI   {found.mlflow_uri}\nS3          {found.need_s3().endpoint_url}\ndata        {found.data_dir}",
+        highlight=False,
+    )
 
 
 @app.command()
@@ -173,7 +181,12 @@ def doctor() -> None:
     table = Table("", "check", "found", "mend")
     results = checks()
     for check in results:
-        table.add_row("[green]ok[/green]" if check.ok else "[red]no[/red]", check.name, check.detail, "" if check.ok else check.mend)
+        table.add_row(
+            "[green]ok[/green]" if check.ok else "[red]no[/red]",
+            check.name,
+            check.detail,
+            "" if check.ok else check.mend,
+        )
     console.print(table)
     if not all(check.ok for check in results):
         raise typer.Exit(1)
@@ -184,9 +197,9 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     """The services for the duration of a command. Those that the environment names (AWS_ENDPOINT_URL_S3 or
     AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
     ones, started if they are not up, and stopped again if this command started them."""
+    from infra.services.endpoints import environment
     from infra.services.supervisor import down as stop
     from infra.services.supervisor import status, up
-    from infra.services.endpoints import environment
 
     given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
     wanted = [name for name in which if given[name] not in os.environ]
@@ -196,7 +209,9 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
         if started:
             console.print(f"starting {', '.join(started)}", highlight=False)
         found = up(which=wanted)
-        os.environ.update({k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"})
+        os.environ.update(
+            {k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"}
+        )
     try:
         yield
     finally:

@@ -51,8 +51,15 @@ def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client
 
     def play(problem: Problem) -> Sealed | None:
         graph = GroupGraph(
-            client, placements, run, Uid(problem.ordinal, 0), problem, version, 1,
-            config.rollout.member_retries, config.deadlines.trajectory,
+            client,
+            placements,
+            run,
+            Uid(problem.ordinal, 0),
+            problem,
+            version,
+            1,
+            config.rollout.member_retries,
+            config.deadlines.trajectory,
         )
         try:
             return graph.run()
@@ -62,10 +69,17 @@ def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client
     with ThreadPoolExecutor(min(AT_ONCE, len(problems))) as threads:
         played = [sealed for sealed in threads.map(play, problems) if sealed is not None]
     if len(played) * 2 < len(problems):
-        raise TooManyFailures(f"evaluation of {domain} at version {version}: only {len(played)} of {len(problems)} problems could be played")
+        raise TooManyFailures(
+            f"evaluation of {domain} at version {version}: only {len(played)} of {len(problems)} problems could be played"
+        )
     return Evaluation(
-        version, domain, fmean(s.rewards[0] for s in played), len(played), len(problems) - len(played),
-        fmean(s.turns for s in played), fmean(s.truncated for s in played),
+        version,
+        domain,
+        fmean(s.rewards[0] for s in played),
+        len(played),
+        len(problems) - len(played),
+        fmean(s.turns for s in played),
+        fmean(s.truncated for s in played),
     )
 
 

@@ -45,7 +45,11 @@ def learn(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
             except Crashed as error:
                 if left == 0:
                     raise
-                print(f"learn: {error}\nlearn: starting the trainer again ({left} left)", file=sys.stderr, flush=True)
+                print(
+                    f"learn: {error}\nlearn: starting the trainer again ({left} left)",
+                    file=sys.stderr,
+                    flush=True,
+                )
     raise AssertionError("unreachable")
 
 
@@ -72,8 +76,15 @@ def _start(client: Client, config: RunConfig, proxy_url: str, work_dir: Path) ->
     text = dumps(config)
     where = placement_of(train_process).resolve(None, slots(client))
     return client.submit(
-        train_process, run_key(config, text, proxy_url), text, proxy_url, str(work_dir),
-        resources={where.value: 1}, pure=False, retries=0, key=f"train-{uuid.uuid4().hex[:8]}",
+        train_process,
+        run_key(config, text, proxy_url),
+        text,
+        proxy_url,
+        str(work_dir),
+        resources={where.value: 1},
+        pure=False,
+        retries=0,
+        key=f"train-{uuid.uuid4().hex[:8]}",
     )
 
 

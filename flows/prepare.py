@@ -21,7 +21,17 @@ from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
 
-RESUMABLE = ("training.steps", "evaluation", "pools", "store", "tracking", "deadlines", "restarts", "engine", "rollout.unit")
+RESUMABLE = (
+    "training.steps",
+    "evaluation",
+    "pools",
+    "store",
+    "tracking",
+    "deadlines",
+    "restarts",
+    "engine",
+    "rollout.unit",
+)
 """Fields that a resumed run may change."""
 
 
@@ -71,7 +81,9 @@ def has_base(config: RunConfig, store: ObjectStore) -> bool:
 def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:
     prefix = config.prefix.rstrip("/")
     if not resume:
-        raise RunExists(f"run {prefix!r} exists in bucket {config.store.bucket!r}; resume it with --resume, or choose another name")
+        raise RunExists(
+            f"run {prefix!r} exists in bucket {config.store.bucket!r}; resume it with --resume, or choose another name"
+        )
     changed = sorted(_differences(stored, json.loads(dumps(config))))
     fixed = [path for path in changed if not any(path == f or path.startswith(f"{f}.") for f in RESUMABLE)]
     if fixed:

@@ -6,6 +6,7 @@ Invariant: it only reads, and a source that does not answer leaves its cells as 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -73,7 +74,14 @@ class Progress:
             if self._begun is None:
                 self._begun = (now, ledger.head)
             if self._step is None or self._step.version != ledger.head:
-                self._step = next((r for r in self.log.records(ledger.lsn - 3 if ledger.lsn > 3 else 1) if isinstance(r, Step) and r.version == ledger.head), self._step)
+                self._step = next(
+                    (
+                        r
+                        for r in self.log.records(ledger.lsn - 3 if ledger.lsn > 3 else 1)
+                        if isinstance(r, Step) and r.version == ledger.head
+                    ),
+                    self._step,
+                )
         try:
             status = self.proxy.status()
             self._serving = status.serving
@@ -84,10 +92,8 @@ class Progress:
             self._tokens = (tokens, now)
         except RollmillError:
             pass
-        try:
+        with suppress(OSError):
             self._stages = self.client.run_on_scheduler(count_stages)
-        except OSError:
-            pass
 
     def _cells(self) -> list[tuple[str, str]]:
         head = self.log.ledger.head
@@ -97,7 +103,10 @@ class Progress:
             ("serving", str(self._serving if self._serving is not None else "-")),
             *((stage, str(self._stages.get(stage, 0))) for stage in STAGES),
             ("trained groups", str(self.log.ledger.trained_groups)),
-            ("dropped", ", ".join(f"{n} {k}" for k, n in sorted(self.log.ledger.dropped_groups.items())) or "0"),
+            (
+                "dropped",
+                ", ".join(f"{n} {k}" for k, n in sorted(self.log.ledger.dropped_groups.items())) or "0",
+            ),
             ("lag", f"{metrics.get('lag_max', 0):.0f}"),
             ("reward", f"{metrics['reward']:.3f}" if "reward" in metrics else "-"),
             ("tokens/s", f"{self._tokens_per_s:.0f}"),

@@ -35,7 +35,9 @@ class Report:
     json_path: Path
 
 
-def write_report(config: RunConfig, store: ObjectStore, directory: Path, name: str, wall_s: float | None = None) -> Report:
+def write_report(
+    config: RunConfig, store: ObjectStore, directory: Path, name: str, wall_s: float | None = None
+) -> Report:
     """Read the run from the store and write `reward.png`, `timeline.png` and `report.json` into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     log = CommitLog(store, config.prefix, writer="report")
@@ -73,7 +75,10 @@ def _figures(config: RunConfig, steps: list[Step], evaluations: list[Any], wall_
         figures["train_reward_last_fifth"] = fmean(rewards[-fifth:])
     figures["lag_max"] = max((s.metrics.get("lag_max", 0.0) for s in trained), default=0.0)
     figures["versions"] = float(len(steps))
-    figures["trajectories"] = float(sum(len(s.trained) + sum(d.reason == "equal_reward" for d in s.dropped) for s in trained) * config.training.group_size)
+    figures["trajectories"] = float(
+        sum(len(s.trained) + sum(d.reason == "equal_reward" for d in s.dropped) for s in trained)
+        * config.training.group_size
+    )
     figures["trained_trajectories"] = float(sum(len(s.trained) for s in trained) * config.training.group_size)
     if wall_s is not None:
         figures["wall_s"] = wall_s

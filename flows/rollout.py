@@ -14,7 +14,6 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
-from time import monotonic
 
 import typer
 from distributed import Client
@@ -93,8 +92,15 @@ class Feeder:
         config = self._config
         problem = config.stream.problem(uid.ordinal)
         graph = GroupGraph(
-            self._client, self._placements, self._run, uid, problem, serving,
-            config.training.group_size, config.rollout.member_retries, config.deadlines.trajectory,
+            self._client,
+            self._placements,
+            self._run,
+            uid,
+            problem,
+            serving,
+            config.training.group_size,
+            config.rollout.member_retries,
+            config.deadlines.trajectory,
         )
         unit = self._in_flight[uid] = Unit(graph, self._outbox)
         if config.rollout.unit == "group":
@@ -134,8 +140,14 @@ class Feeder:
         head = self._log.sync().head or 0
         domain = graph.problem.domain
         future = self._client.submit(
-            give_up, self._run, graph.uid, graph.problem, head, reason,
-            resources=self._placements.resources("admit", domain), pure=False,
+            give_up,
+            self._run,
+            graph.uid,
+            graph.problem,
+            head,
+            reason,
+            resources=self._placements.resources("admit", domain),
+            pure=False,
         )
         sealed: Sealed = future.result(timeout=self._config.deadlines.control)
         self._sealed[graph.uid] = sealed.candidate

@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-
 from distributed import Client, Future
 from prefect import flow
 from rich.console import Console
@@ -83,7 +82,15 @@ def check_placement(config: RunConfig, client: Client) -> None:
 class Run:
     """What the flow holds while the run goes on."""
 
-    def __init__(self, config: RunConfig, log: CommitLog, client: Client, address: str, work_dir: Path, console: Console):
+    def __init__(
+        self,
+        config: RunConfig,
+        log: CommitLog,
+        client: Client,
+        address: str,
+        work_dir: Path,
+        console: Console,
+    ):
         self._config, self._log, self._client, self._address = config, log, client, address
         self._store: ObjectStore = log.store
         self._work_dir, self._console = work_dir, console
@@ -110,7 +117,11 @@ class Run:
         """The base in the store, warm-started if the configuration says so; once per run."""
         if not has_base(self._config, self._store):
             self._say("preparing the initial model")
-            push_base(self._config, self._store, initial_model(self._config, self._client, self._run, self._work_dir, self._console))
+            push_base(
+                self._config,
+                self._store,
+                initial_model(self._config, self._client, self._run, self._work_dir, self._console),
+            )
 
     def train(self) -> None:
         """From version 0 to the last one."""
@@ -138,8 +149,14 @@ class Run:
         where = placement_of(serve_engine).resolve(None, slots(self._client))
         port = int(self._proxy_url.rsplit(":", 1)[1])
         self._serving = self._client.submit(
-            serve_engine, self._run, dumps(self._config), "127.0.0.1", port,
-            resources={where.value: 1}, pure=False, key=f"serve-{uuid.uuid4().hex[:8]}",
+            serve_engine,
+            self._run,
+            dumps(self._config),
+            "127.0.0.1",
+            port,
+            resources={where.value: 1},
+            pure=False,
+            key=f"serve-{uuid.uuid4().hex[:8]}",
         )
         end = monotonic() + self._config.deadlines.start
         while True:
@@ -168,7 +185,9 @@ class Run:
 
     def _evaluate(self, version: int) -> None:
         for result in evaluate(self._config, self._store, self._client, self._run, version):
-            self._say(f"held-out {result.domain} at version {version}: {result.reward:.3f} over {result.problems} problems")
+            self._say(
+                f"held-out {result.domain} at version {version}: {result.reward:.3f} over {result.problems} problems"
+            )
 
     def _start(self, name: str, restarts: int) -> Part:
         module = [f"flows.{name}", str(self._config_file), self._address, self._proxy_url]
@@ -181,7 +200,9 @@ class Run:
         while self._log.sync().head is None:
             learn.check(self._console)
             if monotonic() > end:
-                raise DeadlineExceeded(f"trainer: version {version} was not committed within deadlines.start ({deadline_s:g} s)")
+                raise DeadlineExceeded(
+                    f"trainer: version {version} was not committed within deadlines.start ({deadline_s:g} s)"
+                )
             sleep(PERIOD_S)
 
     def _check_engine(self) -> None:

@@ -34,8 +34,14 @@ def warmstart(name: str, config: RunConfig, client: Client, run: str, model_dir:
     out = target.with_name(f"{target.name}.{os.getpid()}")
     where = placement_of(warmstart_process).resolve(None, slots(client))
     client.submit(
-        warmstart_process, run, dumps(config), str(model_dir), str(out), str(work_dir),
-        resources={where.value: 1}, pure=False,
+        warmstart_process,
+        run,
+        dumps(config),
+        str(model_dir),
+        str(out),
+        str(work_dir),
+        resources={where.value: 1},
+        pure=False,
     ).result()
     try:
         out.rename(target)

@@ -34,9 +34,7 @@ class Candidate:
 
     def rolled_back(self, ledger: Ledger) -> bool:
         """Whether any of its tokens comes from a version that is no longer on the live line."""
-        return ledger.lag(self.version) is None or (
-            self.newest is not None and ledger.lag(self.newest) is None
-        )
+        return ledger.lag(self.version) is None or (self.newest is not None and ledger.lag(self.newest) is None)
 
 
 @dataclass
@@ -70,9 +68,7 @@ class DropPolicy:
         return Drop(uid=str(uid), reason=reason, outcome=outcome)
 
 
-def select(
-    ledger: Ledger, candidates: Iterable[Candidate], staleness: StalenessPolicy, drops: DropPolicy
-) -> Selection:
+def select(ledger: Ledger, candidates: Iterable[Candidate], staleness: StalenessPolicy, drops: DropPolicy) -> Selection:
     """The next batch out of the sealed groups, for the step whose base is the ledger's head."""
     candidates = list(candidates)
     judged = _judged(ledger, candidates)
@@ -86,9 +82,7 @@ def select(
             result.dropped.append(drops.drop(ledger, c.uid, Reason.ROLLED_BACK))
         elif not staleness.viable(ledger.lag(c.version)):
             result.dropped.append(drops.drop(ledger, c.uid, Reason.STALE))
-        elif (
-            len(batch) == staleness.groups_per_step or len(batch) + len(equal) == staleness.examined_per_step
-        ):
+        elif len(batch) == staleness.groups_per_step or len(batch) + len(equal) == staleness.examined_per_step:
             continue
         elif c.informative or drops.train_equal_rewards:
             batch.append(c)
@@ -142,8 +136,7 @@ def admissible(
     judged = _judged(ledger, sealed)
     present = {c.uid for c in judged}
     waiting = sum(
-        c.tombstone is None and not c.rolled_back(ledger) and staleness.viable(ledger.lag(c.version))
-        for c in judged
+        c.tombstone is None and not c.rolled_back(ledger) and staleness.viable(ledger.lag(c.version)) for c in judged
     )
     busy = {uid for uid in in_flight if ledger.is_open(uid)} - present
     room = staleness.capacity(ledger.head, behind) - waiting - len(busy)

@@ -115,22 +115,15 @@ class Trajectory:
         n = len(self.token_ids)
         lengths = (len(self.loss_mask), len(self.logprobs), len(self.versions))
         if any(length != n for length in lengths):
-            raise ValueError(
-                f"trajectory {self.uid}/{self.member}: {n} tokens but mask, log-probs, versions {lengths}"
-            )
+            raise ValueError(f"trajectory {self.uid}/{self.member}: {n} tokens but mask, log-probs, versions {lengths}")
         if self.start_version < 0:
             raise ValueError(f"trajectory {self.uid}/{self.member}: start_version {self.start_version}")
         if not 0 < self.prompt_length <= n or any(self.loss_mask[: self.prompt_length]):
-            raise ValueError(
-                f"trajectory {self.uid}/{self.member}: prompt_length {self.prompt_length} of {n} tokens"
-            )
-        for at, (mask, logprob, version) in enumerate(
-            zip(self.loss_mask, self.logprobs, self.versions, strict=True)
-        ):
+            raise ValueError(f"trajectory {self.uid}/{self.member}: prompt_length {self.prompt_length} of {n} tokens")
+        for at, (mask, logprob, version) in enumerate(zip(self.loss_mask, self.logprobs, self.versions, strict=True)):
             if mask == 1 and (version < self.start_version or not math.isfinite(logprob) or logprob > 1e-4):
                 raise ValueError(
-                    f"trajectory {self.uid}/{self.member}: token {at} has version {version}, "
-                    f"log-prob {logprob}"
+                    f"trajectory {self.uid}/{self.member}: token {at} has version {version}, log-prob {logprob}"
                 )
             if mask == 0 and (version != NO_VERSION or logprob != 0.0):
                 raise ValueError(f"trajectory {self.uid}/{self.member}: unsampled token {at} has provenance")

@@ -71,11 +71,13 @@ class EnvironmentManager:
 
     async def release(self, live: Live) -> None:
         """Close an environment; failures of `close` are logged, for the trajectory is done."""
-        self.live -= 1
         try:
-            await asyncio.wait_for(live.environment.close(), self._deadlines.environment_step)
+            async with asyncio.timeout(self._deadlines.environment_step):
+                await live.environment.close()
         except Exception as error:
             logger.warning("closing %s failed: %r", type(live.environment).__name__, error)
+        finally:
+            self.live -= 1
 
     async def close(self) -> None:
         """Close everything that is parked."""
@@ -107,11 +109,16 @@ class EnvironmentManager:
 
     async def _call(self, call: Awaitable[T], deadline_s: float, what: str, problem: Problem) -> T:
         try:
-            return await asyncio.wait_for(call, deadline_s)
+            async with asyncio.timeout(deadline_s):  # wait_for can swallow a cancellation before Python 3.12
+                return await call
         except TimeoutError as error:
-            raise EnvironmentTimeout(f"{problem.domain}: {what} took longer than {deadline_s:g} s (problem seed {problem.seed})") from error
+            raise EnvironmentTimeout(
+                f"{problem.domain}: {what} took longer than {deadline_s:g} s (problem seed {problem.seed})"
+            ) from error
         except Exception as error:
-            raise EnvironmentFailure(f"{problem.domain}: {what} raised {error!r} (problem seed {problem.seed})") from error
+            raise EnvironmentFailure(
+                f"{problem.domain}: {what} raised {error!r} (problem seed {problem.seed})"
+            ) from error
 
     async def _discard(self, key: str) -> None:
         live = self._parked.pop(key, None)

@@ -91,10 +91,22 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
         if turns < max_turns:
             record.observed(codec.reply(step.observation))
     return Trajectory(
-        uid=member.uid, member=member.member, problem=problem, start_version=member.version,
-        prompt_length=prompt_length, token_ids=record.token_ids, loss_mask=record.loss_mask,
-        logprobs=record.logprobs, versions=record.versions, messages=messages, status=status, turns=turns,
-        retry=member.retry, environment_reward=reward, info=info, spans=spans,
+        uid=member.uid,
+        member=member.member,
+        problem=problem,
+        start_version=member.version,
+        prompt_length=prompt_length,
+        token_ids=record.token_ids,
+        loss_mask=record.loss_mask,
+        logprobs=record.logprobs,
+        versions=record.versions,
+        messages=messages,
+        status=status,
+        turns=turns,
+        retry=member.retry,
+        environment_reward=reward,
+        info=info,
+        spans=spans,
     )
 
 

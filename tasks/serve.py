@@ -22,4 +22,3 @@ def serve_engine(run: str, config_json: str, host: str, port: int) -> None:
     stop = Event()
     with follow(run, stop, get_worker().scheduler.address):
         serve(loads(config_json), host, port, stop)
-

@@ -77,7 +77,20 @@ def _config_file(config_json: str, work_dir: str) -> str:
 
 
 def _launch_arguments(processes: int) -> list[str]:
-    return ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", *_device_arguments(), "-m"]
+    return [
+        "--num_processes",
+        str(processes),
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        "0",
+        *_device_arguments(),
+        "-m",
+    ]
 
 
 def _device_arguments() -> list[str]:

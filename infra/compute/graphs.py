@@ -135,16 +135,32 @@ class GroupGraph:
         submit, p, domain = self._client.submit, self._placements, self.problem.domain
         stem = f"{self._stem}/{member}/{retry}"
         handle = submit(
-            p.stages.reset, self._run, self.uid, member, retry, self.problem, self.version,
-            key=("reset", stem), resources=p.resources("reset", domain), pure=False,
+            p.stages.reset,
+            self._run,
+            self.uid,
+            member,
+            retry,
+            self.problem,
+            self.version,
+            key=("reset", stem),
+            resources=p.resources("reset", domain),
+            pure=False,
         )
         trajectory = submit(
-            p.stages.interact, self._run, handle,
-            key=("interact", stem), resources=p.resources("interact", domain), pure=False,
+            p.stages.interact,
+            self._run,
+            handle,
+            key=("interact", stem),
+            resources=p.resources("interact", domain),
+            pure=False,
         )
         return submit(
-            p.stages.score, self._run, trajectory,
-            key=("score", stem), resources=p.resources("score", domain), pure=False,
+            p.stages.score,
+            self._run,
+            trajectory,
+            key=("score", stem),
+            resources=p.resources("score", domain),
+            pure=False,
         )
 
     def _after_failure(self, future: Future, member: int, retry: int) -> Future:
@@ -161,10 +177,13 @@ class GroupGraph:
     def _admit(self) -> Any:
         members = [self._scored[i] for i in range(self.size)]
         future = self._client.submit(
-            self._placements.stages.admit, self._run, *members,
+            self._placements.stages.admit,
+            self._run,
+            *members,
             key=("admit", self._stem),
             resources=self._placements.resources("admit", self.problem.domain),
-            priority=ADMIT_PRIORITY, pure=False,
+            priority=ADMIT_PRIORITY,
+            pure=False,
         )
         try:
             return future.result(timeout=max(0.0, self._end - monotonic()))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 LIFELINE = "ROLLMILL_LIFELINE"
@@ -55,10 +56,8 @@ def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> int:
     """End a spawned process and everything in its session: SIGTERM, then SIGKILL after `grace_s`."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
     _signal(process, signal.SIGKILL)
     code = process.wait(grace_s)
     if process.stdin is not None:
@@ -74,7 +73,5 @@ def tail(log: Path, lines: int = 5) -> str:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

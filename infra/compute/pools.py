@@ -47,7 +47,10 @@ def cluster(pools: LocalPools | SchedulerPools, start_s: float) -> Iterator[str]
         try:
             local = SpecCluster(
                 workers=_local_workers(pools),
-                scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}},
+                scheduler={
+                    "cls": Scheduler,
+                    "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
+                },
                 silence_logs=logging.ERROR,
             )
         except TimeoutError as error:
@@ -105,11 +108,15 @@ def check_address(address: str) -> None:
     if parts.scheme == "tls" or parts.scheme == "inproc":
         return
     try:
-        loopback = all(ipaddress.ip_address(info[4][0]).is_loopback for info in socket.getaddrinfo(parts.hostname, None))
+        loopback = all(
+            ipaddress.ip_address(info[4][0]).is_loopback for info in socket.getaddrinfo(parts.hostname, None)
+        )
     except OSError as error:
         raise ConfigError(f"pools.address: {address!r} can not be resolved: {error}") from error
     if not loopback:
-        raise ConfigError(f"pools.address: {address!r} is plain tcp to another machine; use tls:// with Dask's TLS settings")
+        raise ConfigError(
+            f"pools.address: {address!r} is plain tcp to another machine; use tls:// with Dask's TLS settings"
+        )
 
 
 def free_port() -> int:

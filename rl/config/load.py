@@ -75,9 +75,7 @@ def _lines(error: ValidationError, tree: Any) -> list[str]:
     by_field: dict[tuple[str, ...], list[Any]] = {}
     for e in error.errors():
         by_field.setdefault(_path(e["loc"], tree), []).append(e)
-    inner = [
-        path for path in by_field if not any(len(p) > len(path) and p[: len(path)] == path for p in by_field)
-    ]
+    inner = [path for path in by_field if not any(len(p) > len(path) and p[: len(path)] == path for p in by_field)]
     return [_line(path, by_field[path]) for path in inner]
 
 
@@ -113,9 +111,7 @@ def _line(path: tuple[str, ...], errors: list[Any]) -> str:
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{field}: a section is a mapping of fields; give it some, or remove it {found}"
         case "union_tag_not_found":
-            return (
-                f"{field}: the field `type` is missing; it chooses one of {', '.join(_tags_at(path))} {found}"
-            )
+            return f"{field}: the field `type` is missing; it chooses one of {', '.join(_tags_at(path))} {found}"
         case "union_tag_invalid":
             context = error["ctx"]
             return f"{field}.type: should be one of {context['expected_tags']} (found {context['tag']!r})"

@@ -67,9 +67,7 @@ class RunConfig(Section):
                 f"rollout.max_tokens ({self.rollout.max_tokens}); raise the latter"
             )
         if self.model.warmstart is None and isinstance(self.model.source, TinyModel):
-            raise ValueError(
-                "model.warmstart is missing, but a tiny model starts from random weights; add the section"
-            )
+            raise ValueError("model.warmstart is missing, but a tiny model starts from random weights; add the section")
         if isinstance(self.pools, LocalPools):
             members = self.policy.buffer_groups * self.training.group_size
             if self.pools.cpu < self.training.group_size:
@@ -78,9 +76,7 @@ class RunConfig(Section):
                     f"({self.training.group_size}): no group could run; raise it, up to {members} are used"
                 )
             if getattr(self.pools, self.engine.hardware) < 1:
-                raise ValueError(
-                    f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1"
-                )
+                raise ValueError(f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1")
             if self.pools.compute_gpu < 1:
                 raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
         if self.training.group_size * self.training.groups_per_step % self.training.processes:
@@ -108,16 +104,12 @@ class RunConfig(Section):
     @property
     def policy(self) -> StalenessPolicy:
         t = self.training
-        examined = (
-            math.ceil(t.groups_per_step * t.examine_factor) if t.dynamic_sampling else t.groups_per_step
-        )
+        examined = math.ceil(t.groups_per_step * t.examine_factor) if t.dynamic_sampling else t.groups_per_step
         return StalenessPolicy(self.staleness.alpha, t.groups_per_step, examined, t.steps)
 
     @property
     def drops(self) -> DropPolicy:
-        return DropPolicy(
-            self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling
-        )
+        return DropPolicy(self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling)
 
     @property
     def stream(self) -> ProblemStream:

@@ -21,7 +21,7 @@ class TrainingSection(Section):
     """One optimizer step trains `groups_per_step` groups of `group_size` trajectories."""
 
     steps: Annotated[int, Field(ge=1)] = 100
-    """Optimizer steps in all; a resumed run goes on to this number."""
+    """The version to stop at: optimizer steps in all, a resumed run's earlier and any rolled-back ones included."""
     groups_per_step: Annotated[int, Field(ge=1)] = 16
     """Groups in a batch."""
     group_size: Annotated[int, Field(ge=2)] = 8

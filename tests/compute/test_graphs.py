@@ -1,0 +1,131 @@
+"""The group graph: one failed or slow member costs itself, and every end has a name."""
+
+import threading
+from collections import Counter
+
+import pytest
+
+from infra.compute.graphs import GroupGraph, Placements, Stages
+from infra.compute.pools import slots
+from rl.errors import EnvironmentFailure, PlacementError, StageFailure, StaleTrajectory
+from rl.placement import HardwareClass, runs_on
+from rl.trajectory import Problem, Uid
+
+SIZE = 4
+STARTS: Counter = Counter()
+BLOCK = threading.Event()
+
+
+@runs_on("cpu")
+async def reset(run, uid, member, retry, problem, version):
+    STARTS[(uid.ordinal, member)] += 1
+    return uid.ordinal, member, retry
+
+
+@runs_on("cpu")
+async def interact(run, handle):
+    ordinal, member, retry = handle
+    if run == "flaky" and member == 2 and retry < 2:
+        raise EnvironmentFailure("a chance failure")
+    if run == "broken" and member == 1:
+        raise EnvironmentFailure("always")
+    if run == "bug" and member == 1:
+        raise KeyError("not a named failure")
+    if run == "stale" and member == 3:
+        raise StaleTrajectory("too old")
+    return ordinal, member, retry
+
+
+@runs_on("lambda")
+def score(run, trajectory):
+    if run == "hangs" and trajectory[1] == 0:
+        BLOCK.wait(30)
+    return trajectory
+
+
+@runs_on("cpu")
+def admit(run, *members):
+    return sorted(members)
+
+
+def graph(client, run: str, ordinal: int, deadline_s: float = 30, retries: int = 2) -> GroupGraph:
+    placements = Placements(Stages(reset, interact, score, admit), slots(client))
+    return GroupGraph(
+        client,
+        placements,
+        run,
+        Uid(ordinal, 0),
+        Problem(ordinal, "d", ordinal, 1),
+        0,
+        SIZE,
+        retries,
+        deadline_s,
+    )
+
+
+def test_a_group_is_admitted_with_every_member_once(client):
+    assert graph(client, "fine", 1).run() == [(1, m, 0) for m in range(SIZE)]
+
+
+def test_a_failing_member_is_started_again_alone(client):
+    STARTS.clear()
+    assert graph(client, "flaky", 2).run() == [(2, 0, 0), (2, 1, 0), (2, 2, 2), (2, 3, 0)]
+    assert STARTS == {(2, 0): 1, (2, 1): 1, (2, 2): 3, (2, 3): 1}
+
+
+def test_past_its_budget_the_group_fails_by_the_name_of_the_cause(client):
+    with pytest.raises(EnvironmentFailure) as failure:
+        graph(client, "broken", 3).run()
+    assert failure.value.reason == "environment_error"
+
+
+def test_an_unnamed_exception_is_an_infrastructure_failure_that_tells_what_it_was(client):
+    with pytest.raises(StageFailure, match="KeyError") as failure:
+        graph(client, "bug", 4).run()
+    assert failure.value.reason == "stage_failure"
+
+
+def test_a_stale_member_is_not_tried_again(client):
+    STARTS.clear()
+    with pytest.raises(StaleTrajectory):
+        graph(client, "stale", 5).run()
+    assert STARTS[(5, 3)] == 1
+
+
+@pytest.mark.parametrize("unit", ["group", "trajectory"])
+def test_a_hanging_reward_ends_at_the_deadline_by_name(client, unit):
+    BLOCK.clear()
+    late = graph(client, "hangs", 6 if unit == "group" else 60, deadline_s=0.5)
+    try:
+        with pytest.raises(StageFailure, match=r"deadlines\.trajectory"):
+            late.run() if unit == "group" else late.run_member(0)
+    finally:
+        BLOCK.set()
+
+
+def test_the_unit_trajectory_closes_the_group_with_the_last_member(client):
+    this = graph(client, "flaky", 7)
+    results = [None] * SIZE
+    threads = [threading.Thread(target=lambda m=m: results.__setitem__(m, this.run_member(m))) for m in range(SIZE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    closed = [r for r in results if r is not None]
+    assert closed == [[(7, 0, 0), (7, 1, 0), (7, 2, 2), (7, 3, 0)]]
+
+
+def test_after_cancel_nothing_is_started_again(client):
+    STARTS.clear()
+    this = graph(client, "broken", 8)
+    this.cancel()
+    with pytest.raises(StageFailure):
+        this.run()
+    assert STARTS[(8, 1)] == 1
+
+
+def test_a_class_without_a_pool_is_an_error_at_once_and_lambda_falls_back_to_cpu():
+    stages = Stages(reset, interact, score, admit)
+    assert Placements(stages, {HardwareClass.CPU: 4}).resources("score", "d") == {"cpu": 1}
+    with pytest.raises(PlacementError, match="cpu"):
+        Placements(stages, {HardwareClass.LAMBDA: 4}).resources("reset", "d")
