@@ -121,6 +121,13 @@ class SampleBuffer:
             bodies = dict(zip(keys, pool.map(self._named, keys), strict=True))
         return _pick([Uid.parse(text) for text in step.trained], step.segments, bodies)
 
+    def history(self, newest: int) -> list[Group]:
+        """The groups of the newest segments, settled ones too, oldest first: for reports. Lists every segment."""
+        listed = (key.removeprefix(self._prefix) for key in self._store.keys(f"{self._prefix}groups/"))
+        keys = [key for key in listed if _SEGMENT.fullmatch(key)][-newest:]
+        with ThreadPoolExecutor(READERS) as pool:
+            return [group for body in pool.map(self._named, keys) for group in schema.decode(body)]
+
     @property
     def pending_bytes(self) -> int:
         """Encoded bytes of the segments in memory."""

@@ -29,15 +29,11 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    FlexibleChecksumError,
-    HTTPClientError,
-    IncompleteReadError,
     NoCredentialsError,
     PartialCredentialsError,
 )
-from botocore.exceptions import ConnectionError as BotoConnectionError
 
-from infra.store import clients
+from infra.store import clients, faults
 from infra.store.errors import (
     BucketMissing,
     NotFound,
@@ -57,8 +53,6 @@ START_DEADLINE_S = 4.0
 PART_BYTES = 16 << 20
 """Files above are sent in parts."""
 
-_PASSING = (HTTPClientError, BotoConnectionError, IncompleteReadError, FlexibleChecksumError)
-_PASSING_CODES = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "OperationAborted"}
 _DENIED_CODES = {
     "AccessDenied",
     "InvalidAccessKeyId",
@@ -94,6 +88,22 @@ class ObjectStore:
         """`length` bytes from `start`. Raises NotFound."""
         return self._retry(f"GET {key}", lambda: self._body(key, Range=f"bytes={start}-{start + length - 1}"))
 
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self._retry(f"HEAD {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        except NotFound:
+            return False
+        return True
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object under this key."""
+        try:
+            self._retry(f"HEAD {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        except NotFound:
+            return False
+        return True
+
     def put(self, key: str, body: bytes) -> None:
         """Write or overwrite."""
         self._retry(f"PUT {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body))
@@ -103,11 +113,12 @@ class ObjectStore:
         self._retry(f"PUT {key}", lambda: self._send_file(key, path))
 
     def create(self, key: str, body: bytes, nonce: str) -> bool:
-        """Create the object unless it exists; False when it is there already and not by this `nonce`.
+        """Create the object unless it exists; False when it is there already and not by this `nonce`: make one
+        up for each object to be written (or take its content's hash), a reused one claims what it finds.
 
         Raises StoreUnavailable when that could not be settled in time: the object may or may not be ours.
         """
-        return self._retry(f"PUT {key}", lambda: self._create(key, body, nonce), passing=_unsettled)
+        return self._retry(f"PUT {key}", lambda: self._create(key, body, nonce), passing=faults.unsettled)
 
     def keys(self, prefix: str, start_after: str | None = None) -> Iterator[str]:
         """Keys under `prefix` in order, those behind `start_after` only; a thousand per request."""
@@ -135,7 +146,7 @@ class ObjectStore:
         """
         try:
             self._retry(
-                "HEAD bucket",
+                "HEAD (bucket)",
                 lambda: self.client.head_bucket(Bucket=self.bucket),
                 deadline_s=START_DEADLINE_S,
             )
@@ -143,7 +154,7 @@ class ObjectStore:
             if clients.is_aws(self.client.meta.endpoint_url):
                 raise
             try:
-                self._retry("PUT bucket", lambda: self.client.create_bucket(Bucket=self.bucket))
+                self._retry("PUT (bucket)", lambda: self.client.create_bucket(Bucket=self.bucket))
             except StoreError as error:  # another process may have been faster
                 cause = error.__cause__
                 if not (isinstance(cause, ClientError) and cause.response["Error"]["Code"].startswith("BucketAlready")):
@@ -170,7 +181,7 @@ class ObjectStore:
         try:
             self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata={"nonce": nonce})
         except ClientError as error:
-            if _status(error) != 412:
+            if faults.status(error) != 412:
                 raise
             found = self.client.head_object(Bucket=self.bucket, Key=key)
             return found["Metadata"].get("nonce") == nonce
@@ -194,7 +205,7 @@ class ObjectStore:
         deadline_s: float | None = None,
     ) -> T:
         """Run `request` until it succeeds or fails for good, or the deadline passes."""
-        passing = passing or _passes
+        passing = passing or faults.passes
         deadline_s = min(self._deadline_s, deadline_s or self._deadline_s)
         end = time.monotonic() + deadline_s
         pause = 0.05
@@ -218,8 +229,8 @@ class ObjectStore:
             return StoreDenied(f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         if not isinstance(error, ClientError):
             return StoreError(f"{where}: {what}: {error}")
-        code, status = error.response["Error"]["Code"], _status(error)
-        if code == "NoSuchBucket" or (status == 404 and what == "HEAD bucket"):
+        code, status = error.response["Error"]["Code"], faults.status(error)
+        if code == "NoSuchBucket" or (status == 404 and what == "HEAD (bucket)"):
             return BucketMissing(f"{where}: the bucket does not exist; create it, or correct store.bucket")
         if status == 404:
             return NotFound(self.bucket, what.split(" ", 1)[-1])
@@ -229,25 +240,6 @@ class ObjectStore:
 
     def _where(self) -> str:
         return f"S3 {self.client.meta.endpoint_url} bucket {self.bucket!r}"
-
-
-def _status(error: ClientError) -> int:
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-
-
-def _passes(error: Exception) -> bool:
-    """Whether repeating the request may help."""
-    if isinstance(error, ClientError):
-        return _status(error) >= 500 or _status(error) == 429 or error.response["Error"]["Code"] in _PASSING_CODES
-    return isinstance(error, _PASSING)
-
-
-def _unsettled(error: Exception) -> bool:
-    """The same for a conditional create: also a conflict with one in flight (409), and a winner that is gone,
-    or not yet to be seen, when it is looked at (404 of an object)."""
-    if isinstance(error, ClientError) and error.response["Error"]["Code"] != "NoSuchBucket":
-        return _passes(error) or _status(error) in (404, 409)
-    return _passes(error)
 
 
 RACERS = 8
@@ -270,7 +262,7 @@ def probe_atomicity(client: Any, bucket: str, prefix: str) -> None:
             try:
                 client.put_object(Bucket=bucket, Key=key, Body=b"%d" % racer, IfNoneMatch="*")
             except ClientError as error:
-                if _status(error) in (400, 501):
+                if faults.status(error) in (400, 501):
                     raise StoreNotAtomic(
                         f"{where}: refuses create-if-absent ({error}); use another S3 server"
                     ) from None

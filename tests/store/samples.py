@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import strategies as st
 
+from infra.store.log import CommitLog
 from rl.ledger import Ledger
-from rl.records import Step
+from rl.records import StateRef, Step
 from rl.trajectory import NO_VERSION, Group, Message, Problem, Span, Status, Trajectory, Uid
 
 PROMPT = [11, 12, 13]
@@ -40,13 +44,11 @@ def tombstone(ordinal: int, attempt: int = 0, version: int = 0, reason: str = "r
 
 
 def step_fields(state_prefix: str = "state/x/", full: bool = True) -> dict:
-    from rl.records import StateRef
-
     ref = StateRef(prefix=state_prefix, manifest_sha256="0" * 64, full=full)
     return {"state": ref, "weights_sha256": "w", "alpha": 1}
 
 
-def commit(log, uids=(), segments=None, **more) -> Step:
+def commit(log: CommitLog, uids: Sequence[Uid] = (), segments: Sequence[str] | None = None, **more: Any) -> Step:
     """A step over these uids, with made-up places where none are given."""
     places = segments if segments is not None else ["groups/0000000000/w-000000.parquet"] * len(uids)
     return log.append_step(trained=uids, segments=places, **(step_fields() | more))
