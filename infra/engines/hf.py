@@ -1,0 +1,245 @@
+"""The embedded engine: a transformers model in this process, batched continuously (see `loop`).
+
+Invariants
+- Files are read and verified outside the loop; the loop pays for the copy alone, between two tokens. A swap that
+  fails leaves the old version served and every request going on.
+- In deterministic mode a request runs alone, from its prompt to its end, in one slot, without a reused prefix:
+  its result is a pure function of prompt, weights and seed, bit by bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from infra.engines.adapters import AdapterBank, AdapterFiles
+from infra.engines.errors import BadRequest, BaseFrozen, ModelUnusable, PromptTooLong
+from infra.engines.kv import SlotCache
+from infra.engines.loop import TokenLoop
+from infra.engines.protocol import BASE, Capabilities, Generation, Sampling
+from infra.engines.slots import Row, Slots
+from infra.engines.weights import Tensors, WeightTarget, read_tensors
+from rl.errors import DeadlineExceeded
+
+CPU_CACHE_BYTES = 2 << 30
+GPU_CACHE_SHARE = 0.3
+PREFETCHED = 2
+"""Versions held in memory that were read but not yet served."""
+CLOSE_S = 30.0
+
+
+class HFEngine:
+    """One model and its adapters. `base_version` is the version of the weights in `directory` as the policy of
+    tenant BASE; None serves BASE only after the first `update_weights`. Blocks while it loads.
+
+    Raises ModelUnusable when the directory holds nothing that can be served.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        max_batch: int = 64,
+        threads: int = 1,
+        deterministic: bool = False,
+        base_version: int | None = None,
+    ):
+        self.capabilities = Capabilities(
+            mixed_adapters=True,
+            continues_across_update=True,
+            deterministic=deterministic,
+            prefix_cache=not deterministic,
+        )
+        module = _load(directory, device, dtype)
+        config = module.config
+        self._vocabulary: int = config.vocab_size
+        self._target = WeightTarget(module)
+        budget = CPU_CACHE_BYTES
+        if module.device.type == "cuda":
+            budget = int(torch.cuda.get_device_properties(module.device).total_memory * GPU_CACHE_SHARE)
+        batch = 1 if deterministic else max_batch
+        cache = SlotCache(config, batch if deterministic else 2 * batch, module.dtype, module.device)
+        slots = Slots(cache, batch, not deterministic, budget)
+        self.max_length: int = min(config.max_position_embeddings, slots.longest)
+        """Tokens of one sequence, prompt included."""
+        self._loop = TokenLoop(module, slots, AdapterBank(module), threads)
+        if base_version is not None:
+            self._loop.versions[BASE] = base_version
+        self._ready: OrderedDict[tuple[str, int], Tensors | AdapterFiles] = OrderedDict()
+        self._random = random.SystemRandom()
+        self._serial = 0
+        self._loop.start()
+
+    # -- generation --------------------------------------------------------------------------------------------
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Generation:
+        """See the protocol. Cancelling the call frees the slot. Raises BadRequest too."""
+        row = self._row(token_ids, sampling, tenant, request_id)
+        self._loop.submit(row)
+        try:
+            return await asyncio.wrap_future(row.future)
+        except asyncio.CancelledError:
+            self._loop.call(lambda: self._loop.abort([request_id]))
+            raise
+
+    def _row(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Row:
+        tokens = list(token_ids)
+        if not tokens:
+            raise BadRequest("token_ids is empty; a prompt has one token at least")
+        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
+            raise BadRequest(f"token_ids has {min(tokens)}..{max(tokens)}; the vocabulary is 0..{self._vocabulary - 1}")
+        if sampling.max_new_tokens < 1:
+            raise BadRequest(f"max_new_tokens is {sampling.max_new_tokens}; at least 1")
+        if not sampling.temperature > 0:
+            raise BadRequest(f"temperature is {sampling.temperature}; above 0")
+        if len(tokens) >= self.max_length:
+            raise PromptTooLong(
+                f"the prompt has {len(tokens)} tokens; a sequence has {self.max_length} at most, answer included"
+            )
+        future: Future[Generation] = Future()
+        future.set_running_or_notify_cancel()
+        return Row(
+            request_id,
+            tenant,
+            tokens,
+            prompt_length=len(tokens),
+            limit=min(len(tokens) + sampling.max_new_tokens, self.max_length),
+            stops=frozenset(sampling.stop_token_ids),
+            sampling=sampling,
+            seed=self._random.getrandbits(64) if sampling.seed is None else sampling.seed,
+            future=future,
+        )
+
+    async def pause(self, mode: Literal["keep", "abort"] = "keep") -> None:
+        await asyncio.wrap_future(self._loop.call(lambda: self._loop.pause(mode)))
+
+    async def resume(self) -> None:
+        await asyncio.wrap_future(self._loop.call(self._loop.resume))
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        wanted = frozenset(request_ids)
+        await asyncio.wrap_future(self._loop.call(lambda: self._loop.abort(wanted)))
+
+    # -- versions ----------------------------------------------------------------------------------------------
+
+    async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
+        """Read and verify. Raises WeightMismatch."""
+        await self._files(tenant, version, directory)
+
+    async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
+        """See the protocol; the served version again is a no-op. Raises WeightMismatch, BadRequest for BASE."""
+        if tenant == BASE:
+            raise BadRequest("an adapter needs a tenant of its own; the base is updated by update_weights")
+        files = await self._files(tenant, version, directory)
+        assert isinstance(files, AdapterFiles)
+        try:
+            await asyncio.wrap_future(self._loop.call(lambda: self._switch_adapter(tenant, version, files)))
+        finally:
+            self._ready.pop((tenant, version), None)
+
+    async def update_weights(self, version: int, directory: Path) -> None:
+        """See the protocol; the served version again is a no-op. Raises WeightMismatch, BaseFrozen."""
+        tensors = await self._files(BASE, version, directory)
+        assert not isinstance(tensors, AdapterFiles)
+        try:
+            await asyncio.wrap_future(self._loop.call(lambda: self._switch_weights(version, tensors)))
+        finally:
+            self._ready.pop((BASE, version), None)
+
+    async def _files(self, tenant: str, version: int, directory: Path) -> Tensors | AdapterFiles:
+        key = (tenant, version)
+        if key not in self._ready:
+            if tenant == BASE:
+                self._ready[key] = await asyncio.to_thread(lambda: self._target.verify(read_tensors(directory)))
+            else:
+                self._ready[key] = await asyncio.to_thread(AdapterFiles.read, directory)
+            while len(self._ready) > PREFETCHED:
+                self._ready.popitem(last=False)
+        return self._ready[key]
+
+    def _switch_weights(self, version: int, tensors: Tensors) -> None:
+        if self._loop.versions.get(BASE) == version:
+            return
+        if self._loop.adapters:
+            tenants = ", ".join(sorted(self._loop.adapters))
+            raise BaseFrozen(f"the base can not become version {version}: adapters of {tenants} rest on it")
+        self._target.copy(tensors)
+        self._loop.switched(BASE, version)
+
+    def _switch_adapter(self, tenant: str, version: int, files: AdapterFiles) -> None:
+        if self._loop.versions.get(tenant) == version:
+            return
+        self._serial += 1
+        name = f"p{self._serial}"
+        with torch.inference_mode(False):
+            self._loop.bank.add(name, files)
+            old = self._loop.adapters.get(tenant)
+            self._loop.adapters[tenant] = name
+            if old is not None:
+                self._loop.bank.remove(old)
+        self._loop.switched(tenant, version)
+
+    def versions(self) -> dict[str, int]:
+        return dict(self._loop.versions)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def health(self) -> bool:
+        return self._loop.alive
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters since the start: requests, tokens generated, prefilled and reused from a prefix, rows preempted,
+        swaps; rows running, waiting, kept; seconds busy; whether it is paused."""
+        loop = self._loop
+        return {
+            **loop.counters,
+            "running": len(loop.slots.running),
+            "waiting": len(loop.waiting),
+            "kept": loop.slots.kept,
+            "busy_s": loop.busy_s,
+            "paused": loop.paused,
+        }
+
+    async def close(self) -> None:
+        """End the loop; requests in flight get EngineClosed. Idempotent. Raises DeadlineExceeded if it hangs."""
+        self._loop.close()
+        if not await asyncio.to_thread(self._loop.join, CLOSE_S):
+            raise DeadlineExceeded(f"the engine's loop did not end within {CLOSE_S:.0f} s")
+
+
+def _load(directory: Path, device: str, dtype: str) -> Any:
+    if not (directory / "config.json").is_file():
+        raise ModelUnusable(f"{directory}: no config.json there; it must be a Hugging Face model directory")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        module, found = AutoModelForCausalLM.from_pretrained(
+            directory,
+            output_loading_info=True,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        module = module.to(device)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelUnusable(f"{directory}: {type(error).__name__}: {error}") from error
+    if found["missing_keys"]:
+        raise ModelUnusable(f"{directory}: tensor {min(found['missing_keys'])} is missing in the files")
+    kinds = set(getattr(module.config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ModelUnusable(
+            f"{directory}: attention of kind {', '.join(sorted(kinds - {'full_attention'}))} is not served"
+        )
+    return module.eval().requires_grad_(False)

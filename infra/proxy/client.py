@@ -1,0 +1,211 @@
+"""Clients of the LLM proxy: asynchronous for trajectories, synchronous for control. Without torch.
+
+Invariants
+- Every call ends by its deadline, with a result or a named error.
+- A proxy that is away or says 503 is tried again by `ProxyClient` until the deadline (a generation that was cut
+  off starts afresh: nothing of it was recorded). `ControlClient` tries once: its callers own the retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+from weakref import WeakKeyDictionary
+
+import aiohttp
+import httpx
+import orjson
+
+from infra.engines.protocol import Generation, Sampling
+from infra.proxy.wire import Status
+from rl.errors import DeadlineExceeded, Fenced, GenerationFailure, RollmillError, StaleTrajectory
+
+BACKOFF_S = (0.05, 2.0)
+"""First and longest pause between two tries; each is shortened by a random share."""
+ABORT_S = 10.0
+
+
+class ProxyUnavailable(GenerationFailure):
+    """The proxy could not be reached, or said that it can not serve now."""
+
+
+class GenerationTimeout(GenerationFailure, DeadlineExceeded):
+    """One generation did not end before its deadline."""
+
+
+class TrajectoryCancelled(GenerationFailure):
+    """The trajectory was cancelled while it generated, or before."""
+
+
+class RequestRefused(GenerationFailure):
+    """The proxy refuses this request as it is; a retry would not help."""
+
+
+class ControlRefused(RollmillError):
+    """The proxy refuses a control call: a version that the log does not name, weights that do not fit."""
+
+
+class ProxyClient:
+    """Generation for trajectories, from any number of event loops (one HTTP session each)."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
+
+    async def generate(
+        self,
+        *,
+        trajectory: str,
+        request: str,
+        tenant: str,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        start_version: int,
+        deadline_s: float,
+        evaluation: bool = False,
+    ) -> Generation:
+        """One turn. Raises StaleTrajectory, TrajectoryCancelled, RequestRefused, ProxyUnavailable (it stayed away
+        until the deadline) or GenerationTimeout: all of them are StageFailures."""
+        body = {
+            "trajectory": trajectory,
+            "request": request,
+            "tenant": tenant,
+            "token_ids": list(token_ids),
+            "temperature": sampling.temperature,
+            "max_new_tokens": sampling.max_new_tokens,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "seed": sampling.seed,
+            "start_version": start_version,
+            "evaluation": evaluation,
+        }
+        status, answer = await self._post("/generate", body, deadline_s, f"request {request}")
+        if status == 200:
+            spans = [(start, version) for start, version in answer["version_spans"]]
+            return Generation(answer["token_ids"], answer["logprobs"], answer["finish_reason"], spans)
+        detail = answer["detail"]
+        if status == 409:
+            raise (StaleTrajectory if answer["error"] == "stale" else TrajectoryCancelled)(detail)
+        raise RequestRefused(f"request {request}: {answer['error']}: {detail}")
+
+    async def abort(self, trajectory: str, deadline_s: float = ABORT_S) -> None:
+        """End what the trajectory generates and refuse its next turn. Raises as `generate`."""
+        path = f"/trajectories/{quote(trajectory, safe='')}/abort"
+        status, answer = await self._post(path, {}, deadline_s, f"abort of {trajectory}")
+        if status != 200:
+            raise RequestRefused(f"abort of {trajectory}: {answer['error']}: {answer['detail']}")
+
+    async def close(self) -> None:
+        """Close this event loop's session."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
+
+    async def _post(self, path: str, body: Any, deadline_s: float, what: str) -> tuple[int, dict[str, Any]]:
+        """Status and answer of the first try that is neither a lost connection nor a 503."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        content, headers = orjson.dumps(body), {"Content-Type": "application/json"}
+        pause, longest = BACKOFF_S
+        trouble: str | None = None
+        while (left := end - loop.time()) > 0:
+            try:
+                timeout = aiohttp.ClientTimeout(total=left)
+                async with self._session().post(
+                    self.url + path, data=content, headers=headers, timeout=timeout
+                ) as reply:
+                    status, raw = reply.status, await reply.read()
+            except TimeoutError:
+                break
+            except aiohttp.ClientError as error:
+                trouble = f"{type(error).__name__}: {error}"
+            else:
+                answer = _answer(status, raw)
+                if status != 503:
+                    return status, answer
+                trouble = answer["detail"]
+            await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), max(0.0, end - loop.time())))
+            pause = min(2 * pause, longest)
+        if trouble is not None:
+            raise ProxyUnavailable(f"{what}: {self.url} was not available for {deadline_s:g} s: {trouble}")
+        raise GenerationTimeout(f"{what}: no answer from {self.url} within {deadline_s:g} s")
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            # the proxy does the queueing: no limit on connections here
+            session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._sessions[loop] = session
+        return session
+
+
+class ControlClient:
+    """Control of the engines, under one fence. Thread-safe. Each call has `deadline_s`."""
+
+    def __init__(self, url: str, deadline_s: float, fence: int | None = None):
+        self.url = url.rstrip("/")
+        self._deadline_s, self._fence = deadline_s, fence
+        self._http = httpx.Client(base_url=self.url, trust_env=False)
+
+    def suspend(self) -> None:
+        """Hold all generation. Raises Fenced, ProxyUnavailable, DeadlineExceeded (as all below)."""
+        self._control("suspend")
+
+    def prefetch(self, version: int) -> None:
+        """Read a version while generation goes on. Raises ControlRefused too."""
+        self._control("prefetch", version=version)
+
+    def update(self, version: int, oldest_viable: int) -> None:
+        """Serve a version; trajectories that started before `oldest_viable` end. Raises ControlRefused too."""
+        self._control("update", version=version, oldest_viable=oldest_viable)
+
+    def resume(self) -> None:
+        self._control("resume")
+
+    def abort(self, trajectory: str) -> None:
+        """End what a trajectory generates and refuse its next turn; needs no fence."""
+        self._call("POST", f"/trajectories/{quote(trajectory, safe='')}/abort", {}, self._deadline_s)
+
+    def status(self, deadline_s: float | None = None) -> Status:
+        return Status(**self._call("GET", "/status", None, deadline_s or self._deadline_s))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _control(self, call: str, **body: Any) -> None:
+        if self._fence is None:
+            raise Fenced(f"{call}: a control call needs a fence, and this client has none")
+        self._call("POST", f"/control/{call}", {"fence": self._fence, **body}, self._deadline_s)
+
+    def _call(self, method: str, path: str, body: Any, deadline_s: float) -> dict[str, Any]:
+        content = None if body is None else orjson.dumps(body)
+        try:
+            reply = self._http.request(method, path, content=content, timeout=deadline_s)
+        except httpx.ConnectTimeout as error:
+            raise ProxyUnavailable(f"{path}: {self.url} can not be reached: {error}") from error
+        except httpx.TimeoutException as error:
+            raise DeadlineExceeded(f"{path}: no answer from {self.url} within {deadline_s:g} s") from error
+        except httpx.TransportError as error:
+            raise ProxyUnavailable(f"{path}: {self.url} can not be reached: {error}") from error
+        answer = _answer(reply.status_code, reply.content)
+        if reply.status_code == 200:
+            return answer
+        if reply.status_code == 403:
+            raise Fenced(answer["detail"])
+        if reply.status_code == 503:
+            raise ProxyUnavailable(f"{path}: {answer['detail']}")
+        raise ControlRefused(f"{path}: {answer['error']}: {answer['detail']}")
+
+
+def _answer(status: int, raw: bytes) -> dict[str, Any]:
+    """The JSON object of an answer; anything else becomes an error object."""
+    try:
+        answer = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        answer = None
+    if isinstance(answer, dict) and (status == 200 or "detail" in answer):
+        return answer
+    return {"error": f"status {status}", "detail": raw[:200].decode(errors="replace") or "no content"}

@@ -1,0 +1,272 @@
+"""The state of the proxy: what is served, who may change it, what is in flight.
+
+    serving --suspend--> suspended (new requests wait, those in flight are held) --resume | watchdog--> serving
+    update: at any time; the engine swaps between two tokens, then what is too old ends
+
+Invariants
+- A control call with a fence below the highest seen (by call or in the log) changes nothing.
+- A suspension ends within `deadlines.control`, by resume or by the watchdog, also when the trainer is dead.
+- A generation of a trajectory that started before `oldest_viable` ends and a later one is refused, except in
+  evaluation.
+- A cancelled trajectory is refused from its next turn on. Its name may come again: a prompt that is no longer
+  than the last one seen starts a new episode (a turn only ever appends), and is served.
+- Whatever ends a request - result, refusal, deadline, a client that went away - frees its place in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from infra.engines.errors import EngineClosed
+from infra.engines.protocol import BASE, Engine, Generation, Sampling
+from infra.proxy.metrics import Metrics
+from infra.proxy.versions import LogView, VersionSource
+from infra.proxy.wire import GenerateBody, Status
+from rl.config.run import RunConfig
+from rl.errors import Fenced, RollmillError
+
+SESSIONS = 100_000
+"""Trajectories remembered, the most recent ones."""
+
+logger = logging.getLogger(__name__)
+
+Reason = Literal["stale", "cancelled", "unavailable"]
+
+
+class Refused(RollmillError):
+    """A generation that was refused or ended, for a reason that the client is told."""
+
+    def __init__(self, reason: Reason, detail: str):
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request in flight."""
+
+    body: GenerateBody
+    task: asyncio.Task[Generation] | None = None
+    refusal: Refused | None = None
+
+    def end(self, refusal: Refused) -> None:
+        self.refusal = refusal
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass(slots=True)
+class Session:
+    """What is remembered of a trajectory between its turns."""
+
+    prompt_length: int = 0
+    cancelled: bool = False
+
+
+@dataclass
+class Proxy:
+    """One engine and its clients. Lives on one event loop."""
+
+    config: RunConfig
+    engine: Engine
+    source: VersionSource
+    metrics: Metrics = field(default_factory=Metrics)
+    serving: int | None = None
+    prefetched: int | None = None
+    head: int | None = None
+    fence: int = 0
+    oldest_viable: int = 0
+
+    def __post_init__(self) -> None:
+        self.tenant = self.config.tenant if self.config.model.lora else BASE
+        self._serial = 0
+        self._flights: dict[str, Flight] = {}
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._suspended_at: float | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self._swap = asyncio.Lock()
+
+    # -- generation --------------------------------------------------------------------------------------------
+
+    async def generate(self, body: GenerateBody) -> Generation:
+        """One turn. Raises Refused, and the engine's named errors. Cancelling it frees its place."""
+        self._check(body)
+        if (earlier := self._flights.get(body.request)) is not None:
+            earlier.end(Refused("cancelled", f"request {body.request} was sent again"))
+        flight = self._flights[body.request] = Flight(body)
+        flight.task = asyncio.ensure_future(self._run(body))
+        self.metrics.in_flight.inc()
+        try:
+            async with asyncio.timeout(self.config.deadlines.generate):
+                generation = await flight.task
+        except asyncio.CancelledError:
+            if flight.refusal is None:
+                raise
+            raise flight.refusal from None
+        except TimeoutError:
+            seconds = self.config.deadlines.generate
+            raise Refused("unavailable", f"no result within deadlines.generate ({seconds:g} s)") from None
+        finally:
+            flight.task.cancel()
+            self.metrics.in_flight.dec()
+            if self._flights.get(body.request) is flight:
+                del self._flights[body.request]
+        self.metrics.requests.inc()
+        self.metrics.tokens.inc(len(generation.token_ids))
+        return generation
+
+    def _check(self, body: GenerateBody) -> None:
+        session = self._sessions.setdefault(body.trajectory, Session())
+        self._sessions.move_to_end(body.trajectory)
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+        if session.cancelled and len(body.token_ids) > session.prompt_length:
+            raise Refused("cancelled", f"trajectory {body.trajectory} was cancelled")
+        session.cancelled, session.prompt_length = False, len(body.token_ids)
+        if self._stale(body):
+            raise self._stale_refusal(body)
+
+    async def _run(self, body: GenerateBody) -> Generation:
+        await self._open.wait()
+        if self.serving is None:
+            raise Refused("unavailable", "no version is loaded yet")
+        sampling = Sampling(body.temperature, body.max_new_tokens, tuple(body.stop_token_ids), body.seed)
+        self._serial += 1
+        return await self.engine.generate(body.token_ids, sampling, body.tenant, f"{body.request}#{self._serial}")
+
+    def _stale(self, body: GenerateBody) -> bool:
+        return body.start_version < self.oldest_viable and not body.evaluation
+
+    def _stale_refusal(self, body: GenerateBody) -> Refused:
+        began = f"trajectory {body.trajectory} started under version {body.start_version}"
+        return Refused("stale", f"{began}; {self.oldest_viable} is the oldest that can be trained")
+
+    def abort(self, trajectory: str) -> int:
+        """End what the trajectory has in flight and refuse its next turn; how many were in flight."""
+        if (session := self._sessions.get(trajectory)) is not None:
+            session.cancelled = True
+        flights = [f for f in self._flights.values() if f.body.trajectory == trajectory]
+        for flight in flights:
+            flight.end(Refused("cancelled", f"trajectory {trajectory} was cancelled"))
+        return len(flights)
+
+    # -- control -----------------------------------------------------------------------------------------------
+
+    async def suspend(self, fence: int) -> None:
+        """Hold all generation. Idempotent; each call gives the watchdog a new deadline."""
+        await self._guard(fence)
+        self._open.clear()
+        try:
+            await self.engine.pause("keep")
+        except EngineClosed:
+            self._open.set()
+            raise
+        if self._suspended_at is None:
+            self._suspended_at = time.monotonic()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._watchdog = asyncio.create_task(self._watch())
+
+    async def resume(self, fence: int) -> None:
+        """Go on. Idempotent; does not need the log, so that a store that is down can not prolong a suspension."""
+        self._compare(fence)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        await self._resume()
+
+    async def prefetch(self, fence: int, version: int) -> None:
+        """Read a version while generation goes on. Raises UnknownVersion, StoreError, WeightMismatch."""
+        view = await self._guard(fence)
+        await self.engine.prefetch(self.tenant, version, await self.source.directory(view, version))
+        self.prefetched = version
+
+    async def update(self, fence: int, version: int, oldest_viable: int) -> None:
+        """Serve a version from now on. Raises as `prefetch`; then what was served still is."""
+        async with self._swap:
+            view = await self._guard(fence)
+            await self._serve(view, version, oldest_viable, fence)
+
+    async def load_head(self) -> bool:
+        """Serve the newest version of the log, unless a version is served; whether one is."""
+        async with self._swap:
+            if self.serving is None:
+                view = await self._look()
+                if view.head is not None:
+                    await self._serve(view, view.head, view.floor)
+            return self.serving is not None
+
+    async def _serve(self, view: LogView, version: int, oldest_viable: int, fence: int | None = None) -> None:
+        with self.metrics.swap.time():
+            directory = await self.source.directory(view, version)
+            await self.engine.prefetch(self.tenant, version, directory)
+            if fence is not None:
+                self._compare(fence)  # somebody may have taken over while the files were read
+            if self.tenant == BASE:
+                await self.engine.update_weights(version, directory)
+            else:
+                await self.engine.publish_adapter(self.tenant, version, directory)
+        self.serving, self.oldest_viable, self.prefetched = version, oldest_viable, None
+        self.metrics.serving.set(version)
+        for flight in list(self._flights.values()):
+            if self._stale(flight.body):
+                flight.end(self._stale_refusal(flight.body))
+
+    async def _guard(self, fence: int) -> LogView:
+        """Raises Fenced unless this is the newest fence, by what was called and by what the log says."""
+        self._compare(fence)
+        view = await self._look()
+        self._compare(fence)
+        return view
+
+    def _compare(self, fence: int) -> None:
+        if fence < self.fence:
+            raise Fenced(f"fence {fence} is older than {self.fence}: another trainer took over")
+        self.fence = fence
+
+    async def _look(self) -> LogView:
+        view = await self.source.look()
+        self.head, self.fence = view.head, max(self.fence, view.fence)
+        return view
+
+    async def _watch(self) -> None:
+        seconds = self.config.deadlines.control
+        await asyncio.sleep(seconds)
+        logger.warning("suspended for %g s (deadlines.control) without a resume: the proxy goes on by itself", seconds)
+        self.metrics.watchdog.inc()
+        await self._resume()
+
+    async def _resume(self) -> None:
+        await self.engine.resume()
+        self._open.set()
+        if self._suspended_at is not None:
+            self.metrics.suspended.inc(time.monotonic() - self._suspended_at)
+            self._suspended_at = None
+
+    # -- the rest ----------------------------------------------------------------------------------------------
+
+    async def status(self) -> Status:
+        return Status(
+            serving=self.serving,
+            head=self.head,
+            fence=self.fence,
+            suspended=self._suspended_at is not None,
+            oldest_viable=self.oldest_viable,
+            prefetched=self.prefetched,
+            in_flight=len(self._flights),
+            engine=await self.engine.stats(),
+        )
+
+    async def close(self) -> None:
+        """Close the engine; requests in flight are refused as unavailable."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self.source.close()
+        await self.engine.close()

@@ -1,0 +1,62 @@
+"""What goes over the wire between the proxy and its clients; one place for both sides. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GenerateBody(_Body):
+    """One turn of one trajectory."""
+
+    trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+    request: Annotated[str, Field(min_length=1, max_length=256)]
+    """Unique among what is in flight; the same one again (a client's retry) replaces the first."""
+    tenant: Annotated[str, Field(max_length=63)]
+    token_ids: Annotated[list[StrictInt], Field(min_length=1)]
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    max_new_tokens: Annotated[StrictInt, Field(ge=1)]
+    stop_token_ids: list[StrictInt] = []
+    seed: StrictInt | None = None
+    start_version: Annotated[StrictInt, Field(ge=0)]
+    evaluation: StrictBool = False
+    """Exempt from staleness."""
+
+
+class FenceBody(_Body):
+    """A control call; `fence` is the lsn of the caller's fence record."""
+
+    fence: Annotated[StrictInt, Field(ge=0)]
+
+
+class PrefetchBody(FenceBody):
+    version: Annotated[StrictInt, Field(ge=0)]
+
+
+class UpdateBody(PrefetchBody):
+    oldest_viable: Annotated[StrictInt, Field(ge=0)]
+    """Generations of trajectories that started under an older version end, and later ones are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The proxy's answer to `/status`."""
+
+    serving: int | None
+    """Version that generates; None before the first."""
+    head: int | None
+    """Newest version that the proxy saw in the log."""
+    fence: int
+    """Highest fence seen."""
+    suspended: bool
+    oldest_viable: int
+    prefetched: int | None
+    in_flight: int
+    engine: dict[str, Any]
+    """`Engine.stats()`."""
