@@ -54,6 +54,7 @@ class CommitLog:
         self.ledger = Ledger()
         self._prefix = prefix
         self._held: int | None = None
+        self._read_once = False
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -63,6 +64,7 @@ class CommitLog:
             self._start()
         while (record := self.read(self.ledger.lsn + 1)) is not None:
             self.ledger.apply(record)
+        self._read_once = True
         self._check_held()
         return self.ledger
 
@@ -196,7 +198,7 @@ class CommitLog:
 
     def _append(self, make: Callable[[dict], R]) -> R:
         """Create `make(stamp)` at the next free lsn, as long as what others put there leaves it valid."""
-        if self.ledger.lsn == 0:
+        if not self._read_once:  # else the caller's view is what the ledger says, and must not move unnoticed
             self.sync()
         overtaken: Record | None = None
         while True:

@@ -89,14 +89,6 @@ class ObjectStore:
         return self._retry(f"GET {key}", lambda: self._body(key, Range=f"bytes={start}-{start + length - 1}"))
 
     def exists(self, key: str) -> bool:
-        """Whether there is such an object."""
-        try:
-            self._retry(f"HEAD {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))
-        except NotFound:
-            return False
-        return True
-
-    def exists(self, key: str) -> bool:
         """Whether there is an object under this key."""
         try:
             self._retry(f"HEAD {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))

@@ -223,6 +223,15 @@ def test_a_step_that_an_operator_made_invalid_is_not_written(
     assert same(reader(store, prefix).ledger, trainer.ledger)
 
 
+def test_what_was_decided_on_an_empty_log_is_overtaken_too(store: ObjectStore, prefix: str) -> None:
+    operator = reader(store, prefix, "operator")
+    log = CommitLog(store, prefix, "trainer-1")
+    log.fence()
+    commit(log, [Uid(0, 0)])
+    with pytest.raises(Overtaken, match="trainer-1 came first"):
+        operator.append_settle([drop(0)])
+
+
 def test_an_operator_loses_to_a_step_and_follows(store: ObjectStore, prefix: str, trainer: CommitLog) -> None:
     operator = reader(store, prefix, "operator")
     commit(trainer, [Uid(0, 0)])
