@@ -27,7 +27,8 @@ from rl.config.run import RunConfig
 from rl.errors import RollmillError
 from rl.placement import placement_of
 from tasks.runtime import run_key
-from tasks.step import Crashed, train_process
+from tasks.child import Crashed
+from tasks.step import train_process
 
 POLL_S = 0.25
 

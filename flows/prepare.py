@@ -10,13 +10,15 @@ Invariants
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
 from infra.models.sources import materialise
 from infra.store.directories import push_directory
 from infra.store.log import CommitLog
-from infra.store.objects import NotFound, ObjectStore, probe_atomicity
+from infra.store.errors import NotFound
+from infra.store.objects import ObjectStore, probe_atomicity
 from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
@@ -47,10 +49,8 @@ def open_run(config: RunConfig, resume: bool) -> CommitLog:
     probe_atomicity(store.client, store.bucket, config.prefix)
     key = f"{config.prefix}config.json"
     text = dumps(config)
-    if not store.create(key, text.encode(), nonce=config.name):
+    if not store.create(key, text.encode(), nonce=uuid.uuid4().hex):
         _join(config, json.loads(store.get(key)), resume)
-    elif not store.exists(key):
-        raise RollmillError(f"store: {key} was acknowledged but is not there")
     log = CommitLog(store, config.prefix, writer="observer")
     log.sync()
     return log

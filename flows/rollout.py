@@ -14,6 +14,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
+from time import monotonic, sleep
 
 import typer
 from distributed import Client
@@ -26,7 +27,7 @@ from flows.units import Ended, Unit, group_unit, trajectory_unit
 from infra.compute.graphs import GroupGraph, Placements, Stages
 from infra.compute.lifeline import die_with_parent
 from infra.compute.pools import connect, slots
-from infra.proxy.client import ControlClient
+from infra.proxy.client import ControlClient, ProxyUnavailable
 from infra.store.buffer import SampleBuffer
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
@@ -76,7 +77,7 @@ class Feeder:
         self._sealed = {c.uid: c for c in self._buffer.refresh(ledger, self._config.policy)}
         try:
             while (ledger.head or 0) < self._config.training.steps:
-                serving = self._proxy.status().serving
+                serving = self._served()
                 ledger = self._log.sync()
                 self._forget_settled()
                 if serving is not None:
@@ -87,6 +88,18 @@ class Feeder:
         finally:
             for unit in self._in_flight.values():
                 self._cancel(unit.graph)
+
+    def _served(self) -> int | None:
+        """The version that the engines serve. An engine that is away is being started again: wait for it, but
+        not for ever."""
+        end = monotonic() + self._config.deadlines.start
+        while True:
+            try:
+                return self._proxy.status().serving
+            except ProxyUnavailable:
+                if monotonic() > end:
+                    raise
+                sleep(POLL_S)
 
     def _start(self, uid: Uid, serving: int) -> None:
         config = self._config

@@ -127,8 +127,8 @@ class Run:
         """From version 0 to the last one."""
         steps, deadlines = self._config.training.steps, self._config.deadlines
         learn = self._start("learn", self._config.restarts.trainer)
-        self._wait_for_version(0, learn, deadlines.start)
-        self._serve()
+        self._start_engine()
+        self._wait_until_serving(learn)
         if self._log.sync().head == 0:
             self._evaluate(0)
         if self._log.ledger.head < steps:
@@ -144,8 +144,8 @@ class Run:
         self._serve_last(steps)
         self._evaluate(steps)
 
-    def _serve(self) -> None:
-        """Start the engine with its proxy and wait until it serves."""
+    def _start_engine(self) -> None:
+        """The engine with its proxy; it serves as soon as the log names a version."""
         where = placement_of(serve_engine).resolve(None, slots(self._client))
         port = int(self._proxy_url.rsplit(":", 1)[1])
         self._serving = self._client.submit(
@@ -158,18 +158,22 @@ class Run:
             pure=False,
             key=f"serve-{uuid.uuid4().hex[:8]}",
         )
-        end = monotonic() + self._config.deadlines.start
+
+    def _wait_until_serving(self, learn: Part) -> None:
+        """Until the trainer committed a version and the engine serves one."""
+        deadline_s = self._config.deadlines.start
+        end = monotonic() + deadline_s
         while True:
+            learn.check(self._console)
             self._check_engine()
             try:
                 if self._proxy.status(deadline_s=1.0).serving is not None:
                     return
+                missing = "the trainer committed no version"
             except RollmillError as error:
-                if monotonic() > end:
-                    raise DeadlineExceeded(
-                        f"engine: no answer from {self._proxy_url} within deadlines.start "
-                        f"({self._config.deadlines.start:g} s): {error}"
-                    ) from error
+                missing = str(error)
+            if monotonic() > end:
+                raise DeadlineExceeded(f"no version is served within deadlines.start ({deadline_s:g} s): {missing}")
             sleep(PERIOD_S)
 
     def _serve_last(self, version: int) -> None:
@@ -194,16 +198,6 @@ class Run:
         part = Part(name, module, self._work_dir / "logs" / f"{name}.log", restarts)
         self._parts.append(part)
         return part
-
-    def _wait_for_version(self, version: int, learn: Part, deadline_s: float) -> None:
-        end = monotonic() + deadline_s
-        while self._log.sync().head is None:
-            learn.check(self._console)
-            if monotonic() > end:
-                raise DeadlineExceeded(
-                    f"trainer: version {version} was not committed within deadlines.start ({deadline_s:g} s)"
-                )
-            sleep(PERIOD_S)
 
     def _check_engine(self) -> None:
         if self._serving is not None and self._serving.done():

@@ -22,7 +22,7 @@ from infra.compute.pools import slots
 from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.placement import placement_of
-from tasks.step import warmstart_process
+from tasks.warmstart import warmstart_process
 
 
 @flow(name="warmstart", flow_run_name="warmstart {name}", validate_parameters=False, persist_result=False)

@@ -18,7 +18,7 @@ from itertools import islice
 from rl.ledger import Ledger
 from rl.records import Drop, Outcome, Reason
 from rl.staleness import StalenessPolicy
-from rl.trajectory import Uid
+from rl.trajectory import Group, Uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ class Candidate:
     tombstone: str | None = None
     newest: int | None = None
     """Newest version that produced a token of it; None when that is `version`."""
+
+    @classmethod
+    def of(cls, group: Group) -> Candidate:
+        newest = max((max(member.versions) for member in group.members), default=group.version)
+        later = newest if newest > group.version else None
+        return cls(group.uid, group.version, group.informative, group.tombstone, later)
 
     def rolled_back(self, ledger: Ledger) -> bool:
         """Whether any of its tokens comes from a version that is no longer on the live line."""

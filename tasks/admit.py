@@ -55,7 +55,7 @@ def give_up(run: str, uid: Uid, problem: Problem, version: int, reason: str) -> 
 def summary(group: Group) -> Sealed:
     members = group.members
     return Sealed(
-        Candidate(group.uid, group.version, group.informative, group.tombstone),
+        Candidate.of(group),
         group.problem.domain,
         tuple(group.rewards),
         sum(m.turns for m in members) / max(1, len(members)),

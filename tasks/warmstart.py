@@ -1,0 +1,44 @@
+"""Stage warmstart: the supervised warm start, as a child process of the compute-GPU worker.
+
+Invariant: like the trainer it is a process of its own, ends with its run, and names its failure (exit code 4).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from infra.compute.lifeline import die_with_parent
+from rl.config.load import loads
+from rl.errors import RollmillError
+from rl.placement import runs_on
+from tasks.child import NAMED, config_file, supervise
+
+THREADS = 2
+"""Nothing else computes while the model is warmed up."""
+
+
+@runs_on("compute_gpu")
+def warmstart_process(run: str, config_json: str, model_dir: str, out_dir: str, work_dir: str) -> None:
+    """Run the warm start as a process. Raises ProcessFailed, Crashed."""
+    module = ["tasks.warmstart", config_file(config_json, work_dir), model_dir, out_dir]
+    supervise(run, module, Path(work_dir) / "logs" / "warmstart.log", THREADS)
+
+
+def main(config: Path, model_dir: Path, out_dir: Path) -> None:
+    """Warm-start the model of MODEL_DIR by the demonstrations of CONFIG's environments, into OUT_DIR."""
+    die_with_parent()
+    from envs.registry import make_environment
+    from infra.training.warmstart import warm_start
+
+    try:
+        warm_start(loads(config.read_text()), make_environment, model_dir, out_dir, lambda look: print(look, flush=True))
+    except RollmillError as error:
+        print(f"warmstart: {error}", file=sys.stderr)
+        raise SystemExit(NAMED) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
