@@ -1,0 +1,100 @@
+"""Phases SUSPEND, UPDATE, RESUME: bring the engines to a version.
+
+Invariants
+- A suspend is paired with a resume, whatever happens in between, as far as the proxy can be reached.
+- A proxy that does not answer is tried again, from SUSPEND on (it may have been started anew), until
+  `deadlines.control`; then there is a named error. Being fenced ends it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from infra.proxy.client import ProxyUnavailable
+from rl.errors import DeadlineExceeded, Fenced, RollmillError
+from rl.protocol import Phase, StepProtocol
+
+PAUSE_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class SwapTimeout(DeadlineExceeded):
+    """The proxy did not take a new version before the deadline."""
+
+
+class Control(Protocol):
+    """What the trainer asks of the proxy (`infra.proxy.client.ControlClient`), under its own fence."""
+
+    def suspend(self) -> None: ...
+
+    def prefetch(self, version: int) -> None: ...
+
+    def update(self, version: int, oldest_viable: int) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Engines:
+    """The trainer's side of the proxy."""
+
+    def __init__(
+        self,
+        control: Control,
+        deadline_s: float,
+        start_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """The first swap waits `start_s` longer: the engines may be starting just as the trainer does."""
+        self._control, self._deadline_s, self._clock, self._pause = control, deadline_s, clock, pause
+        self._extra_s = start_s
+
+    def swap(self, protocol: StepProtocol, version: int, oldest_viable: int) -> None:
+        """Take `protocol` from before SUSPEND through RECOMPUTE. Raises SwapTimeout, Fenced, or the proxy's
+        named error."""
+        before = protocol.phase
+        patience = self._deadline_s + self._extra_s
+        end = self._clock() + patience
+        while True:
+            try:
+                self._once(protocol, version, oldest_viable)
+                self._extra_s = 0.0
+                return
+            except (ProxyUnavailable, DeadlineExceeded) as error:
+                if self._clock() > end:
+                    raise SwapTimeout(
+                        f"the proxy did not take version {version} within {patience:.0f} s "
+                        f"(deadlines.control): {error}"
+                    ) from error
+                if before is Phase.GET_BATCH:  # the batch in hand is still good: only the swap starts over
+                    protocol.enter(Phase.GET_BATCH)
+                self._pause(PAUSE_S)
+
+    def _once(self, protocol: StepProtocol, version: int, oldest_viable: int) -> None:
+        protocol.enter(Phase.SUSPEND)
+        try:
+            self._control.suspend()
+            protocol.enter(Phase.UPDATE)
+            self._control.update(version, oldest_viable=oldest_viable)
+            self._control.resume()
+        except BaseException:
+            with suppress(RollmillError):
+                self._control.resume()
+            protocol.abandon_update()
+            raise
+        protocol.enter(Phase.RESUME)
+        protocol.enter(Phase.RECOMPUTE)
+
+    def prefetch(self, version: int) -> None:
+        """Let the engines read a version while they go on. Only a hint: that it fails shows in the next swap."""
+        try:
+            self._control.prefetch(version)
+        except Fenced:
+            raise
+        except RollmillError as error:
+            log.warning("version %d was not prefetched: %s", version, error)
