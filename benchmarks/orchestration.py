@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from queue import Queue
 from statistics import median
 from time import sleep
+from typing import Any
 
 import psutil
 from distributed import Client, as_completed
@@ -76,9 +78,11 @@ def raw(client: Client, groups: range) -> None:
 def ours(client: Client, placements: Placements, groups: range, unit: str) -> None:
     """Through the Prefect units and the group graph, as the rollout flow does it."""
 
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=AT_ONCE * SIZE)
+
     @flow(
         name=f"orchestration-{unit}",
-        task_runner=ThreadPoolTaskRunner(max_workers=AT_ONCE * SIZE),
+        task_runner=runner,
         validate_parameters=False,
     )
     def run() -> None:
@@ -126,11 +130,7 @@ def main(quick: bool) -> list[Figure]:
             for side in cost:
                 ids = range(at, at + groups)
                 at += groups
-                work = (
-                    (lambda r=ids: raw(client, r))
-                    if side == "raw"
-                    else (lambda r=ids, s=side: ours(client, placements, r, s))
-                )
+                work = partial(raw, client, ids) if side == "raw" else partial(ours, client, placements, ids, side)
                 value = measure(work, processes, groups * SIZE)
                 if round_ >= 0:
                     cost[side].append(value)

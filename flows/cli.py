@@ -89,7 +89,8 @@ def train(
     if dry_run:
         policy = settled.policy
         console.print(
-            f"{settled.tenant}/{settled.name}: fine. {settled.training.steps} steps of {policy.groups_per_step} groups of "
+            f"{settled.tenant}/{settled.name}: fine. {settled.training.steps} steps of "
+            f"{policy.groups_per_step} groups of "
             f"{settled.training.group_size}, alpha {policy.alpha}, at most {policy.buffer_groups} groups unsettled.",
             highlight=False,
         )
@@ -112,14 +113,9 @@ def evaluate(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
 
     settled = load_config(config, overrides)
     with services():
-        from flows.train import evaluate_newest
+        from flows.evaluate import evaluate_newest
 
-        for result in evaluate_newest(settled.name, settled, console):
-            console.print(
-                f"{result.domain} at version {result.version}: {result.reward:.3f} over {result.problems} problems "
-                f"({result.missing} missing, {result.turns:.1f} turns)",
-                highlight=False,
-            )
+        evaluate_newest(settled.name, settled, console)
 
 
 @app.command()
@@ -157,7 +153,8 @@ def up(s3_port: PortOption = None, prefect_port: PortOption = None, mlflow_port:
 
     found = start(ports=Ports(s3_port, prefect_port, mlflow_port))
     console.print(
-        f"Prefect UI  {found.prefect_ui_url}\nMLflow UI   {found.mlflow_uri}\nS3          {found.need_s3().endpoint_url}\ndata        {found.data_dir}",
+        f"Prefect UI  {found.prefect_ui_url}\nMLflow UI   {found.mlflow_uri}\n"
+        f"S3          {found.need_s3().endpoint_url}\ndata        {found.data_dir}",
         highlight=False,
     )
 

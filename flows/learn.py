@@ -26,8 +26,8 @@ from rl.config.load import dumps, loads
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
 from rl.placement import placement_of
-from tasks.runtime import run_key
 from tasks.child import Crashed
+from tasks.runtime import run_key
 from tasks.step import train_process
 
 POLL_S = 0.25

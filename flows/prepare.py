@@ -16,8 +16,8 @@ from typing import Any
 
 from infra.models.sources import materialise
 from infra.store.directories import push_directory
-from infra.store.log import CommitLog
 from infra.store.errors import NotFound
+from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore, probe_atomicity
 from rl.config.load import dumps
 from rl.config.run import RunConfig

@@ -37,7 +37,8 @@ class Part:
             raise PartFailed(tail(self.log, 1))
         if self._left == 0:
             raise PartFailed(
-                f"{self.name} died again (code {code}) and its budget (restarts) is spent; the end of {self.log}:\n{tail(self.log)}"
+                f"{self.name} died again (code {code}) and its budget (restarts) is spent; the end of {self.log}:\n"
+                f"{tail(self.log)}"
             )
         self._left -= 1
         console.print(f"{self.name} died (code {code}): started again, {self._left} restarts left", highlight=False)

@@ -15,7 +15,8 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, Failed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from infra.compute.graphs import GroupGraph
 from rl.errors import StageFailure

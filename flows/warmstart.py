@@ -12,12 +12,11 @@ import os
 import shutil
 from pathlib import Path
 
-from distributed import Client
 from prefect import flow
-from rich.console import Console
 
 from flows.home import Home
 from flows.prepare import base_model
+from flows.session import Session
 from infra.compute.pools import slots
 from rl.config.load import dumps
 from rl.config.run import RunConfig
@@ -25,9 +24,19 @@ from rl.placement import placement_of
 from tasks.warmstart import warmstart_process
 
 
+def initial_model(session: Session) -> Path:
+    """The weights that version 0 publishes."""
+    base = base_model(session.config, Home.default().models)
+    if session.config.model.warmstart is None:
+        return base
+    session.console.print("warm start on the expert's demonstrations", highlight=False)
+    return warmstart(session.config.name, session, base)
+
+
 @flow(name="warmstart", flow_run_name="warmstart {name}", validate_parameters=False, persist_result=False)
-def warmstart(name: str, config: RunConfig, client: Client, run: str, model_dir: Path, work_dir: Path) -> Path:
-    """Teach the base model by demonstrations; the directory of the result."""
+def warmstart(name: str, session: Session, model_dir: Path) -> Path:
+    """Teach the base model by demonstrations; the directory of the result. Raises ProcessFailed, Crashed."""
+    config, client = session.config, session.client
     target = Home.default().models / f"warm-{_digest(config)}"
     if (target / "config.json").exists():
         return target
@@ -35,14 +44,14 @@ def warmstart(name: str, config: RunConfig, client: Client, run: str, model_dir:
     where = placement_of(warmstart_process).resolve(None, slots(client))
     client.submit(
         warmstart_process,
-        run,
+        session.key,
         dumps(config),
         str(model_dir),
         str(out),
-        str(work_dir),
+        str(session.work_dir),
         resources={where.value: 1},
         pure=False,
-    ).result()
+    ).result(timeout=config.deadlines.warmstart)
     try:
         out.rename(target)
     except OSError:  # another process made the same one first
@@ -50,17 +59,8 @@ def warmstart(name: str, config: RunConfig, client: Client, run: str, model_dir:
     return target
 
 
-def initial_model(config: RunConfig, client: Client, run: str, work_dir: Path, console: Console) -> Path:
-    """The weights that version 0 publishes."""
-    base = base_model(config, Home.default().models)
-    if config.model.warmstart is None:
-        return base
-    console.print("warm start on the expert's demonstrations", highlight=False)
-    return warmstart(config.name, config, client, run, base, work_dir)
-
-
 def _digest(config: RunConfig) -> str:
     """Of everything that the warm start depends on."""
     tree = json.loads(dumps(config))
-    parts = {key: tree[key] for key in ("model", "domains", "seed")} | {"rollout": tree["rollout"]}
+    parts = {key: tree[key] for key in ("model", "domains", "seed", "rollout")}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -89,7 +89,7 @@ class RunPlugin(WorkerPlugin):
     """Installing again, from a restarted flow, must not close the environments of what is in flight."""
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f"rollmill-{self.run}"
 
     def setup(self, worker: Worker) -> None:

@@ -34,7 +34,9 @@ def main(config: Path, model_dir: Path, out_dir: Path) -> None:
     from infra.training.warmstart import warm_start
 
     try:
-        warm_start(loads(config.read_text()), make_environment, model_dir, out_dir, lambda look: print(look, flush=True))
+        warm_start(
+            loads(config.read_text()), make_environment, model_dir, out_dir, lambda look: print(look, flush=True)
+        )
     except RollmillError as error:
         print(f"warmstart: {error}", file=sys.stderr)
         raise SystemExit(NAMED) from None

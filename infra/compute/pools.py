@@ -26,7 +26,8 @@ from rl.placement import HardwareClass
 
 SETTINGS = {
     "distributed.scheduler.allowed-failures": 3,
-    "distributed.scheduler.work-stealing": False,  # stages are pinned by class, and an environment lives where it was reset
+    # stages are pinned by class, and an environment lives where it was reset
+    "distributed.scheduler.work-stealing": False,
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,

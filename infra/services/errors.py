@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rl.errors import RollmillError
 
-class ServiceError(RuntimeError):
+
+class ServiceError(RollmillError):
     """Base of everything that can go wrong with an embedded service; `.mend` says what to do about it."""
 
     def __init__(self, message: str, *, mend: str) -> None:

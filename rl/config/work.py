@@ -45,6 +45,8 @@ class DeadlineSection(Section):
     """Trainer: waiting for a batch without a single new group arriving."""
     control: Seconds = 120
     """One suspend, update or resume of the engines."""
+    warmstart: Seconds = 3600
+    """The supervised warm start as a whole."""
     start: Seconds = 120
     """Starting a service, a worker or an engine."""
 

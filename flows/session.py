@@ -1,0 +1,144 @@
+"""What a flow holds while a run is live: pools, engine and proxy, and the processes it started.
+
+Invariant: leaving the context announces the stop, ends every process, and closes a local cluster: nothing that
+the session started outlives it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+from distributed import Client, Future
+from rich.console import Console
+
+from flows.evaluation import Evaluation, evaluate
+from flows.home import Home
+from flows.supervise import Part
+from infra.compute.pools import cluster, connect, free_port, slots, wait_for_slots
+from infra.compute.signals import announce_stop
+from infra.proxy.client import ControlClient
+from infra.store.log import CommitLog
+from rl.config.load import dumps
+from rl.config.run import RunConfig
+from rl.errors import DeadlineExceeded, RollmillError
+from rl.placement import HardwareClass, placement_of, preflight
+from tasks.admit import admit
+from tasks.interact import interact
+from tasks.reset import reset
+from tasks.runtime import install
+from tasks.score import score
+from tasks.serve import serve_engine
+from tasks.step import train_process
+
+PERIOD_S = 0.2
+STAGES = (reset, interact, score, admit, train_process)
+
+
+class Session:
+    """One live run."""
+
+    def __init__(self, config: RunConfig, log: CommitLog, client: Client, address: str, console: Console):
+        self.config, self.log, self.client, self.address, self.console = config, log, client, address, console
+        self.work_dir: Path = Home.default().run(config)
+        self.config_file = self.work_dir / "config.json"
+        self.config_file.parent.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(dumps(config))
+        self.proxy_url = f"http://127.0.0.1:{free_port()}"
+        self.key = install(client, config, self.proxy_url, Home.default().cache)
+        self.proxy = ControlClient(self.proxy_url, deadline_s=config.deadlines.control)
+        self._parts: list[Part] = []
+        self._engine: Future | None = None
+
+    def start(self, name: str, restarts: int) -> Part:
+        """The flow `flows.{name}` as a process of its own."""
+        module = [f"flows.{name}", str(self.config_file), self.address, self.proxy_url]
+        part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts)
+        self._parts.append(part)
+        return part
+
+    def start_engine(self) -> None:
+        """The engine with its proxy; it serves as soon as the log names a version."""
+        where = HardwareClass(self.config.engine.hardware)
+        port = int(self.proxy_url.rsplit(":", 1)[1])
+        self._engine = self.client.submit(
+            serve_engine,
+            self.key,
+            dumps(self.config),
+            "127.0.0.1",
+            port,
+            resources={where.value: 1},
+            pure=False,
+            key=f"serve-{uuid.uuid4().hex[:8]}",
+        )
+
+    def wait_until_serving(self, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """Until the engine serves a version; that version. Raises DeadlineExceeded, or what ended the engine."""
+        deadline_s = self.config.deadlines.start
+        end = monotonic() + deadline_s
+        while True:
+            meanwhile()
+            self.check_engine()
+            try:
+                serving = self.proxy.status(deadline_s=1.0).serving
+                if serving is not None:
+                    return serving
+                missing = "no version was committed"
+            except RollmillError as error:
+                missing = str(error)
+            if monotonic() > end:
+                raise DeadlineExceeded(f"nothing is served within deadlines.start ({deadline_s:g} s): {missing}")
+            sleep(PERIOD_S)
+
+    def serve(self, version: int) -> None:
+        """Bring the engines to a committed version, outside of a training step."""
+        if self.proxy.status().serving == version:
+            return
+        fence = self.log.sync().fence
+        control = ControlClient(self.proxy_url, deadline_s=self.config.deadlines.control, fence=fence)
+        control.suspend()
+        try:
+            control.update(version, oldest_viable=version)
+        finally:
+            control.resume()
+
+    def check_engine(self) -> None:
+        """Raise what ended the engine, if it ended."""
+        if self._engine is not None and self._engine.done():
+            self._engine.result()
+            raise RollmillError("engine: it ended before the run did")
+
+    def evaluate(self, version: int) -> list[Evaluation]:
+        """Held-out evaluation of the version that is served."""
+        results = evaluate(self.config, self.log.store, self.client, self.key, version)
+        for result in results:
+            self.console.print(str(result), highlight=False)
+        return results
+
+    def stop(self) -> None:
+        announce_stop(self.client, self.key)
+        for part in self._parts:
+            part.stop()
+
+
+@contextmanager
+def open_session(config: RunConfig, log: CommitLog, console: Console) -> Iterator[Session]:
+    """Pools up and checked, nothing running yet. Raises DeadlineExceeded, PlacementError, ConfigError."""
+    with ExitStack() as stack:
+        address = stack.enter_context(cluster(config.pools, config.deadlines.start))
+        client = stack.enter_context(connect(address, config.deadlines.start))
+        check_placement(config, client)
+        session = Session(config, log, client, address, console)
+        announce_stop(client, session.key, False)
+        stack.callback(session.stop)
+        yield session
+
+
+def check_placement(config: RunConfig, client: Client) -> None:
+    """Every class has workers and every stage a class. Raises DeadlineExceeded, PlacementError."""
+    needed = {placement_of(stage).preferred() for stage in STAGES} | {HardwareClass(config.engine.hardware)}
+    wait_for_slots(client, needed - {HardwareClass.LAMBDA}, config.deadlines.start)
+    preflight(STAGES, [d.name for d in config.domains], slots(client))
