@@ -78,7 +78,7 @@ def raw(client: Client, groups: range) -> None:
 def ours(client: Client, placements: Placements, groups: range, unit: str) -> None:
     """Through the Prefect units and the group graph, as the rollout flow does it."""
 
-    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=AT_ONCE * SIZE)
+    runner: Any = ThreadPoolTaskRunner(max_workers=AT_ONCE * SIZE)
 
     @flow(
         name=f"orchestration-{unit}",

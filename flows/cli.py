@@ -198,6 +198,8 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     from infra.services.supervisor import down as stop
     from infra.services.supervisor import status, up
 
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
     wanted = [name for name in which if given[name] not in os.environ]
     running = {s.name for s in status() if s.state == "running"}

@@ -184,7 +184,7 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
     quiet_failures()
     config = loads(config_file.read_text())
     threads = config.policy.buffer_groups * (1 if config.rollout.unit == "group" else config.training.group_size)
-    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=threads + 8)
+    runner: Any = ThreadPoolTaskRunner(max_workers=threads + 8)
     try:
         rollout.with_options(task_runner=runner)(
             f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url

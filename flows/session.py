@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from distributed import Client, Future
+from distributed import Client, Future, wait
 from rich.console import Console
 
 from flows.evaluation import Evaluation, evaluate
@@ -35,6 +35,7 @@ from tasks.serve import serve_engine
 from tasks.step import train_process
 
 PERIOD_S = 0.2
+STOP_S = 15.0
 STAGES = (reset, interact, score, admit, train_process)
 
 
@@ -119,9 +120,13 @@ class Session:
         return results
 
     def stop(self) -> None:
+        """Tell everything to end, and wait for the engine to do so by itself."""
         announce_stop(self.client, self.key)
         for part in self._parts:
             part.stop()
+        if self._engine is not None:
+            with suppress(TimeoutError):
+                wait([self._engine], timeout=STOP_S)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def cluster(pools: LocalPools | SchedulerPools, start_s: float) -> Iterator[str]
         check_address(pools.address)
         yield pools.address
         return
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # its INFO is one line per connection
     with dask.config.set(SETTINGS):
         try:
             local = SpecCluster(
