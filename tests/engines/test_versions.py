@@ -187,3 +187,15 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_old_one_stays(start,
         await engine.publish_adapter("ada", 2, good)
     result = await engine.generate(prompt(8), FREE, "ada", "c")
     check(result, prompt(8), load(base, good))
+
+
+async def test_no_tenant_gets_a_prefix_of_another(start, base, tmp_path):
+    adapters = {name: save_adapter(tmp_path / name, base, seed) for seed, name in enumerate(["ada", "bob"])}
+    models = {BASE: load(base)} | {name: load(base, path) for name, path in adapters.items()}
+    engine, shared = start(), prompt(80)
+    for name, path in adapters.items():
+        await engine.publish_adapter(name, 1, path)
+    for tenant in ("ada", "bob", BASE, "ada"):
+        longer = [*shared, 7]
+        check(await engine.generate(shared, FREE, tenant, tenant), shared, models[tenant])
+        check(await engine.generate(longer, FREE, tenant, tenant), longer, models[tenant])
