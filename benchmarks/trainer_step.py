@@ -218,7 +218,8 @@ class Sides:
             trainer = Bare(
                 micro, side != "uncorrected", model=model, args=args, processing_class=self._tokenizer
             )
-        watch, gradient = Stopwatch(), []
+        watch = Stopwatch()
+        gradient: list[torch.Tensor] = []
         trainer.add_callback(watch)
         clip = trainer._clip_grad_norm
 

@@ -66,7 +66,7 @@ class Batches:
         self._log, self._buffer, self._staleness, self._drops = log, buffer, staleness, drops
         self._deadline_s, self._clock, self._pause = deadline_s, clock, pause
         self.settled: Counter[str] = Counter()
-        """Attempts settled between steps since `late` was last asked, by reason."""
+        """Attempts settled between steps, by reason; whoever reports them clears it."""
 
     def next(self) -> Batch:
         """The batch of the step on the head. Raises BatchTimeout, Fenced, StalenessViolation, a StoreError."""

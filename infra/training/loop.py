@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from collections import deque
 from collections.abc import Sequence
@@ -48,6 +49,10 @@ log = logging.getLogger(__name__)
 
 class ReplayDiverged(RollmillError):
     """A logged step, trained again, gave other weights: software, hardware or samples are not the same."""
+
+
+class TrainingDiverged(RollmillError):
+    """The gradient is not a finite number; the weights are spoilt and were not committed."""
 
 
 class Stopped(Exception):
@@ -152,6 +157,11 @@ class Leader:
 
     def commit(self, trainer: Trainer, figures: dict[str, float]) -> None:
         """Publish the version and consume its samples; or, in a replay, prove that it is the one."""
+        if not math.isfinite(figures["grad_norm"]):
+            raise TrainingDiverged(
+                f"the gradient's norm is {figures['grad_norm']} after {figures['tokens']:.0f} tokens (loss "
+                f"{figures['loss']}); lower training.learning_rate or training.max_grad_norm, or look at the rewards"
+            )
         weights = state.weights_sha256(trainer.accelerator.unwrap_model(trainer.model))
         if self._replay:
             return self._verify(self._replay.popleft(), weights)

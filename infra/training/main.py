@@ -16,14 +16,17 @@ import argparse
 import json
 import logging
 import os
+import shutil
+import signal
 import socket
 import sys
-import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -73,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         if config.training.processes > 1 and "WORLD_SIZE" not in os.environ:
             given = [str(arguments.config), "--proxy-url", arguments.proxy_url]
             return launch(config.training.processes, "infra.training.main", given)
-        train(config, arguments.proxy_url)
+        train(config, arguments.proxy_url, arguments.config.resolve().parent)
     except Stopped as stopped:
         return stopped.code
     except RollmillError as error:
@@ -89,8 +92,9 @@ def _read(path: Path) -> RunConfig:
         raise ConfigError(f"{path}: can not be read: {error}") from error
 
 
-def train(config: RunConfig, proxy_url: str) -> None:
-    """Join the run and train it to its last version. Raises a RollmillError, or Stopped on a follower."""
+def train(config: RunConfig, proxy_url: str, directory: Path) -> None:
+    """Join the run and train it to its last version, with files below `directory`. Raises a RollmillError, or
+    Stopped on a follower."""
     waits = config.deadlines
     timeout_s = waits.batch + 2 * waits.control + SLACK_S
     _join(config, timeout_s)
@@ -98,12 +102,29 @@ def train(config: RunConfig, proxy_url: str) -> None:
     with ExitStack() as stack:
         lead: Lead | None = None
         if ranks.rank() == 0:
-            work_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rollmill-trainer-")))
-            lead = Lead(config, work_dir)
+            lead = Lead(config, stack.enter_context(_work_dir(directory)))
         plan = Plan(
             **json.loads(ranks.broadcast(json.dumps(asdict(lead.plan)).encode() if lead else None, _device()))
         )
         _run(config, proxy_url, plan, lead, timeout_s, stack)
+    if ranks.world() > 1:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _work_dir(directory: Path) -> Iterator[Path]:
+    """A directory of this process's own; those that killed trainers left behind are removed."""
+    for old in directory.glob("trainer-*"):
+        pid = old.name.removeprefix("trainer-")
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(old, ignore_errors=True)
+    own = directory / f"trainer-{os.getpid()}"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _join(config: RunConfig, timeout_s: float) -> None:
@@ -205,4 +226,6 @@ def initialise(
 
 
 if __name__ == "__main__":
+    # an orderly end: engines are resumed, files removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -15,13 +15,19 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from rl.advantages.registry import Advantages
+from rl.errors import RollmillError
 from rl.trajectory import Group
+
+
+class BadAdvantages(RollmillError):
+    """An advantage function gave something else than one finite number per reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +59,13 @@ class Window:
 
 
 def rows_of(groups: Sequence[Group], advantages: Advantages, base: int) -> list[Row]:
-    """The rows of a batch in its order; `base` is the version that the step starts from."""
+    """The rows of a batch in its order; `base` is the version that the step starts from. Raises BadAdvantages."""
     rows = []
     for group in groups:
-        for member, advantage in zip(group.members, advantages(group.rewards), strict=True):
+        values = advantages(group.rewards)
+        if len(values) != len(group.members) or not all(map(math.isfinite, values)):
+            raise BadAdvantages(f"training.advantage: for rewards {group.rewards} it gave {values}")
+        for member, advantage in zip(group.members, values, strict=True):
             rows.append(
                 Row(
                     token_ids=list(member.token_ids),

@@ -162,7 +162,7 @@ def make_trainer(
 ) -> tuple[grpo.Trainer, ListSource]:
     """A trainer on `base`, optionally continued from a saved state directory of `version`."""
     source = ListSource(config, batches, version)
-    trainer = grpo.Trainer(
+    trainer: grpo.Trainer = grpo.Trainer(
         config,
         setup.load_model(base, config.model.dtype),
         setup.load_tokenizer(base),
@@ -171,7 +171,7 @@ def make_trainer(
         None
         if saved is None
         else lambda optimizer, scheduler: state.load_trainer(
-            saved / "trainer", version, source.trainer.model, optimizer, scheduler
+            saved / "trainer", version, trainer.model, optimizer, scheduler
         ),
     )
     source.trainer = trainer
@@ -190,5 +190,5 @@ def gradients(trainer: grpo.Trainer) -> dict[str, torch.Tensor]:
         kept.update({n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None})
         return clip(model)
 
-    trainer._clip_grad_norm = keep  # type: ignore[method-assign]
+    trainer._clip_grad_norm = keep
     return kept

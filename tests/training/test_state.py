@@ -13,13 +13,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.training import grpo, setup, state
+from rl.config.run import RunConfig
 from rl.trajectory import Group
 from tests.training.small import ListSource, make_config, make_group, make_trainer
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 
 
-def config(lora: bool) -> object:
+def config(lora: bool) -> RunConfig:
     return make_config(
         model={"source": {"type": "pretrained", "path": "x"}, "lora": LORA if lora else None},
         training={"warmup_steps": 3},
@@ -61,22 +62,30 @@ def test_resume_is_bit_exact(base: Path, tmp_path: Path, lora: bool, k: int) -> 
     assert len(set(want)) == 4
 
 
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from infra.training import setup
+from tests.training.test_state import batches, config, make_trainer, save
+base, saved, work = map(Path, sys.argv[1:4])
+lora, k = bool(int(sys.argv[4])), int(sys.argv[5])
+setup.prepare_process(1)
+trainer, source = make_trainer(config(lora), base, work, batches(2)[k : k + 1], version=k, saved=saved if k else None)
+trainer.train()
+save(trainer, base, saved, k + 1)
+print(json.dumps(source.hashes))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_resume_is_bit_exact_across_processes(base: Path, tmp_path: Path, lora: bool) -> None:
-    want = straight(base, tmp_path / "w", lora, 3).hashes
-    script = (
-        "import sys, json; from pathlib import Path; from infra.training import setup; setup.prepare_process(1);"
-        "from tests.training.test_state import *;"
-        "base, saved, work, lora, k = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), bool(int(sys.argv[4])), int(sys.argv[5]);"
-        "t, s = make_trainer(config(lora), base, work, batches(3)[k:k+1], version=k, saved=saved if k else None);"
-        "t.train(); save(t, base, saved, k + 1); print(json.dumps(s.hashes))"
-    )
+    want = straight(base, tmp_path / "w", lora, 2).hashes
     got = []
-    for k in range(3):
+    for k in range(2):
         args = [str(base), str(tmp_path / "saved"), str(tmp_path / "w"), str(int(lora)), str(k)]
         done = subprocess.run(
-            [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", SCRIPT, *args], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stderr
         got += json.loads(done.stdout.splitlines()[-1])

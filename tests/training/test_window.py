@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.training.window import Row, Window, collate, deal, loss_scale, padding, rows_of
+from infra.training.window import BadAdvantages, Row, Window, collate, deal, loss_scale, padding, rows_of
 from rl.advantages.registry import advantage_function
 from tests.training.small import make_group
 
@@ -88,3 +88,9 @@ def test_rows_carry_advantages_and_freshness() -> None:
     assert [r.advantage for r in rows] == [0.75, -0.25, -0.25, -0.25]
     assert rows[0].fresh == rows[0].loss_mask
     assert not any(rows_of([group], advantage_function("grpo"), base=3)[0].fresh)
+
+
+@pytest.mark.parametrize("values", [[1.0], [float("nan")] * 4])
+def test_an_advantage_function_that_misbehaves_is_named(values: list[float]) -> None:
+    with pytest.raises(BadAdvantages, match=r"for rewards .* it gave"):
+        rows_of([make_group(3, 4)], lambda rewards: values, base=0)
