@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from distributed import Client, Future, wait
+from distributed import Client, Future
 from rich.console import Console
 
 from flows.evaluation import Evaluation, evaluate
@@ -125,8 +125,8 @@ class Session:
         for part in self._parts:
             part.stop()
         if self._engine is not None:
-            with suppress(TimeoutError):
-                wait([self._engine], timeout=STOP_S)
+            with suppress(Exception):  # its failure was told by check_engine, or no longer matters
+                self._engine.result(timeout=STOP_S)
 
 
 @contextmanager
