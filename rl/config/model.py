@@ -56,18 +56,18 @@ class Smollm2Model(Section):
 class WarmstartSection(Section):
     """Supervised warm start on demonstrations of the environment's own expert (TRL's SFTTrainer)."""
 
-    demonstrations: Annotated[int, Field(ge=1)] = 3000
+    demonstrations: Annotated[int, Field(ge=1)] = 2000
     """Episodes of the expert to learn from."""
     max_steps: Annotated[int, Field(ge=1)] = 350
     """Optimizer steps at most."""
     stop_at_reward: Annotated[float, Field(ge=0, le=1)] | None = 0.3
     """Stop once the sampled reward reaches this; None runs all steps."""
-    evaluate_every: Annotated[int, Field(ge=1)] = 25
+    evaluate_every: Annotated[int, Field(ge=1)] = 10
     """Steps between two looks at the sampled reward."""
-    batch_size: Annotated[int, Field(ge=1)] = 48
+    batch_size: Annotated[int, Field(ge=1)] = 24
     """Episodes per step."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1.2e-3
-    """Peak, after 20 warm-up steps."""
+    learning_rate: Annotated[float, Field(gt=0)] = 6e-3
+    """Constant after 5 warm-up steps, of Muon and AdamW alike (see `infra/training/muon.py`)."""
 
 
 class ModelSection(Section):
