@@ -163,7 +163,8 @@ class Group:
 
     @classmethod
     def give_up(cls, uid: Uid, problem: Problem, version: int, reason: str) -> Group:
-        """A tombstone; `version` is the serving version at the time, so that readers of the window see it."""
+        """A tombstone; `version` is the head at the time, so that readers of the window see it. (The version
+        that the engines serve may have left the window already: under alpha 0 it has, from commit to update.)"""
         return cls(uid, problem, version, [], tombstone=reason)
 
     @property
