@@ -75,10 +75,7 @@ def _figures(config: RunConfig, steps: list[Step], evaluations: list[Any], wall_
         figures["train_reward_last_fifth"] = fmean(rewards[-fifth:])
     figures["lag_max"] = max((s.metrics.get("lag_max", 0.0) for s in trained), default=0.0)
     figures["versions"] = float(len(steps))
-    figures["trajectories"] = float(
-        sum(len(s.trained) + sum(d.reason == "equal_reward" for d in s.dropped) for s in trained)
-        * config.training.group_size
-    )
+    figures["trajectories"] = sum(s.metrics.get("trajectories", 0.0) for s in trained)
     figures["trained_trajectories"] = float(sum(len(s.trained) for s in trained) * config.training.group_size)
     if wall_s is not None:
         figures["wall_s"] = wall_s

@@ -11,7 +11,6 @@ from threading import Event
 from distributed import get_worker
 
 from infra.compute.signals import follow
-from infra.proxy.serve import serve
 from rl.config.load import loads
 from rl.placement import runs_on
 
@@ -19,6 +18,8 @@ from rl.placement import runs_on
 @runs_on("bandwidth_gpu")
 def serve_engine(run: str, config_json: str, host: str, port: int) -> None:
     """Serve until the run's stop signal. Raises the proxy's named errors (a port in use, a broken model)."""
+    from infra.proxy.serve import serve  # brings torch, which no other process of a run's driver needs
+
     stop = Event()
     with follow(run, stop, get_worker().scheduler.address):
         serve(loads(config_json), host, port, stop)

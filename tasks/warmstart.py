@@ -21,9 +21,9 @@ THREADS = 2
 
 
 @runs_on("compute_gpu")
-def warmstart_process(run: str, config_json: str, model_dir: str, out_dir: str, work_dir: str) -> None:
+def warmstart_process(run: str, config_json: str, models_dir: str, out_dir: str, work_dir: str) -> None:
     """Run the warm start as a process. Raises ProcessFailed, Crashed."""
-    module = ["tasks.warmstart", config_file(config_json, work_dir), model_dir, out_dir]
+    module = ["tasks.warmstart", config_file(config_json, work_dir), models_dir, out_dir]
     supervise(run, module, Path(work_dir) / "logs" / "warmstart.log", THREADS)
 
 

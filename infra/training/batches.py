@@ -20,7 +20,7 @@ from infra.store.errors import Overtaken
 from infra.store.log import CommitLog
 from rl.errors import DeadlineExceeded
 from rl.ledger import Ledger
-from rl.records import Drop
+from rl.records import Drop, Reason
 from rl.selection import Candidate, DropPolicy, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Group, Uid
@@ -67,6 +67,9 @@ class Batches:
         self._deadline_s, self._clock, self._pause = deadline_s, clock, pause
         self.settled: Counter[str] = Counter()
         """Attempts settled between steps, by reason; whoever reports them clears it."""
+        self.flat: list[float] = []
+        """Rewards of the trajectories of groups that were looked at and not trained, for all were equal; whoever
+        reports them clears it."""
 
     def next(self) -> Batch:
         """The batch of the step on the head. Raises BatchTimeout, Fenced, StalenessViolation, a StoreError."""
@@ -79,6 +82,7 @@ class Batches:
                 seen |= new
                 last, wait = self._clock(), PAUSE_S[0]
             selection = select(ledger, candidates, self._staleness, self._drops)
+            self._look_at_flat(selection.dropped)
             if selection.batch:
                 return self._take(ledger, selection.batch, selection.dropped)
             if selection.dropped:
@@ -100,6 +104,10 @@ class Batches:
                 self._staleness.check(ledger, f"{group.uid}/{member.member}", member.start_version)
         segments = self._buffer.segments(uids)
         return Batch(ledger.head, ledger.next_version, groups, segments, list(dropped), lags)
+
+    def _look_at_flat(self, dropped: Sequence[Drop]) -> None:
+        flat = [Uid.parse(drop.uid) for drop in dropped if drop.reason is Reason.EQUAL_REWARD]
+        self.flat += [reward for group in self._buffer.take(flat) for reward in group.rewards]
 
     def _settle(self, dropped: Sequence[Drop]) -> None:
         try:

@@ -192,8 +192,9 @@ class Leader:
 
     def _summary(self, batch: Batch, dropped: list, figures: dict[str, float]) -> dict[str, float]:
         spent = self._clock.figures()
-        found = metrics.of_batch(batch, dropped, self._batches.settled) | figures | spent
+        found = metrics.of_batch(batch, dropped, self._batches.settled, self._batches.flat) | figures | spent
         self._batches.settled.clear()
+        self._batches.flat.clear()
         whole = sum(spent.get(f"{phase}_s", 0.0) for phase in metrics.PHASES)
         return metrics.finite(found | {"tokens_per_s": figures["tokens"] / whole if whole else 0.0})
 

@@ -1,10 +1,13 @@
 """The figures of one step: what the batch was, how the time went, what the optimizer said.
 
-    reward, reward/{part}, reward/{domain}       means over trajectories
+    reward                                       mean over the trajectories that were looked at: those of the batch
+                                                 and those of groups without signal, which are not trained
+    reward_trained, reward/{part}, reward/{domain}   means over the trained trajectories
     lag_mean, lag_max                            of the trained groups, in versions
     dropped, dropped_{reason}                    attempts dropped with this step and settled since the last one
     turns, truncated, retries                    per trajectory: turns, share truncated, failed tries before it
-    groups, trajectories, tokens, tokens_per_s   trained
+    trajectories                                 looked at
+    groups, tokens, tokens_per_s                 trained
     {phase}_s, span_{phase}_start, span_{phase}_end   wait, swap, train, push (seconds; epoch seconds)
     idle                                         share of the step that the trainer waited for a batch
     loss, grad_norm, learning_rate, kl, entropy, clip_fraction, ess, mismatch_kl, ...   see `correction.summary`
@@ -56,13 +59,17 @@ class Clock:
         return found | {"idle": found.get("wait_s", 0.0) / whole if whole else 0.0}
 
 
-def of_batch(batch: Batch, dropped: Sequence[Drop], settled: Mapping[str, int]) -> dict[str, float]:
-    """Figures of the samples. `dropped` goes into the step's record, `settled` went before it."""
+def of_batch(
+    batch: Batch, dropped: Sequence[Drop], settled: Mapping[str, int], flat: Sequence[float] = ()
+) -> dict[str, float]:
+    """Figures of the samples. `dropped` goes into the step's record, `settled` went before it; `flat` are the
+    rewards of what was looked at and had no signal."""
     members = [member for group in batch.groups for member in group.members]
     counts = Counter(settled)
     counts.update(drop.reason.value for drop in dropped)
     figures = {
-        "reward": fmean(m.reward for m in members),
+        "reward": fmean([*(m.reward for m in members), *flat]),
+        "reward_trained": fmean(m.reward for m in members),
         "lag_mean": fmean(batch.lags),
         "lag_max": float(max(batch.lags)),
         "dropped": float(counts.total()),
@@ -70,7 +77,7 @@ def of_batch(batch: Batch, dropped: Sequence[Drop], settled: Mapping[str, int]) 
         "truncated": fmean(m.status is Status.TRUNCATED for m in members),
         "retries": fmean(m.retry for m in members),
         "groups": float(len(batch.groups)),
-        "trajectories": float(len(members)),
+        "trajectories": float(len(members) + len(flat)),
     }
     figures |= {f"dropped_{reason}": float(n) for reason, n in sorted(counts.items())}
     figures |= {f"reward/{name}": value for name, value in mean_reward_parts(members).items()}
