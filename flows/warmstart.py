@@ -26,15 +26,14 @@ from tasks.warmstart import warmstart_process
 
 def initial_model(session: Session) -> Path:
     """The weights that version 0 publishes."""
-    base = base_model(session.config, Home.default().models)
     if session.config.model.warmstart is None:
-        return base
+        return base_model(session.config, Home.default().models)
     session.console.print("warm start on the expert's demonstrations", highlight=False)
-    return warmstart(session.config.name, session, base)
+    return warmstart(session.config.name, session)
 
 
 @flow(name="warmstart", flow_run_name="warmstart {name}", validate_parameters=False, persist_result=False)
-def warmstart(name: str, session: Session, model_dir: Path) -> Path:
+def warmstart(name: str, session: Session) -> Path:
     """Teach the base model by demonstrations; the directory of the result. Raises ProcessFailed, Crashed."""
     config, client = session.config, session.client
     target = Home.default().models / f"warm-{_digest(config)}"
@@ -46,7 +45,7 @@ def warmstart(name: str, session: Session, model_dir: Path) -> Path:
         warmstart_process,
         session.key,
         dumps(config),
-        str(model_dir),
+        str(Home.default().models),
         str(out),
         str(session.work_dir),
         resources={where.value: 1},

@@ -27,16 +27,17 @@ def warmstart_process(run: str, config_json: str, models_dir: str, out_dir: str,
     supervise(run, module, Path(work_dir) / "logs" / "warmstart.log", THREADS)
 
 
-def main(config: Path, model_dir: Path, out_dir: Path) -> None:
-    """Warm-start the model of MODEL_DIR by the demonstrations of CONFIG's environments, into OUT_DIR."""
+def main(config: Path, models_dir: Path, out_dir: Path) -> None:
+    """Warm-start CONFIG's model, made or found in MODELS_DIR, by its environments' demonstrations, into OUT_DIR."""
     die_with_parent()
     from envs.registry import make_environment
+    from infra.models.sources import materialise
     from infra.training.warmstart import warm_start
 
     try:
-        warm_start(
-            loads(config.read_text()), make_environment, model_dir, out_dir, lambda look: print(look, flush=True)
-        )
+        settled = loads(config.read_text())
+        base = materialise(settled.model, models_dir, settled.seed)
+        warm_start(settled, make_environment, base, out_dir, lambda look: print(look, flush=True))
     except RollmillError as error:
         print(f"warmstart: {error}", file=sys.stderr)
         raise SystemExit(NAMED) from None

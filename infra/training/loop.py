@@ -68,7 +68,7 @@ class Tracker(Protocol):
 
     def log_step(self, step: int, metrics: dict[str, float]) -> None: ...
 
-    def log_version(self, version: int, state_ref: StateRef, metrics: dict[str, float]) -> None: ...
+    def log_version(self, version: int, state: StateRef, metrics: dict[str, float], lsn: int) -> None: ...
 
 
 def exit_code(error: BaseException) -> int:
@@ -186,7 +186,7 @@ class Leader:
         )
         log.info("version %d: reward %.3f, lag %.2f", step.version, summary["reward"], summary["lag_mean"])
         self._tracker.log_step(step.version, summary)
-        self._tracker.log_version(step.version, ref, summary)
+        self._tracker.log_version(step.version, ref, summary, step.lsn)
         if self._config.staleness.alpha > 0:
             self._engines.prefetch(step.version)
 

@@ -30,6 +30,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from infra.compute.lifeline import die_with_parent
 from infra.proxy.client import ControlClient
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
@@ -69,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("config", type=Path, help="resolved configuration of the run, as JSON")
     parser.add_argument("--proxy-url", required=True, help="base URL of the LLM proxy")
     arguments = parser.parse_args(argv)
+    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
