@@ -44,13 +44,9 @@ class Calculator(Environment):
 
     hints: ClassVar[Hints] = Hints(expected_turns=4, prompt_tokens=16, response_tokens=6)
 
-    def __init__(
-        self, operations_min: int = 2, operations_max: int = 4, largest: int = 16, instructions: bool = False
-    ):
+    def __init__(self, operations_min: int = 2, operations_max: int = 4, largest: int = 16, instructions: bool = False):
         if not 1 <= operations_min <= operations_max:
-            raise ValueError(
-                f"operations_min ({operations_min}) must be from 1 to operations_max ({operations_max})"
-            )
+            raise ValueError(f"operations_min ({operations_min}) must be from 1 to operations_max ({operations_max})")
         if not 2 <= largest < 10**6:
             raise ValueError(f"largest ({largest}) must be from 2 to 999999")
         self._lengths = range(operations_min, operations_max + 1)

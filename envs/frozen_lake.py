@@ -47,9 +47,7 @@ class FrozenLake(Environment):
 
     hints: ClassVar[Hints] = Hints(expected_turns=4, prompt_tokens=12, response_tokens=2)
 
-    def __init__(
-        self, size: int = 4, hole_share: float = 0.28, max_steps: int = 8, instructions: bool = False
-    ):
+    def __init__(self, size: int = 4, hole_share: float = 0.28, max_steps: int = 8, instructions: bool = False):
         if not 2 <= size <= 64:
             raise ValueError(f"size ({size}) must be from 2 to 64")
         if not 0 <= hole_share <= 0.5:

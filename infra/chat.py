@@ -48,9 +48,7 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 class ChatCodec:
     """Tokens of the conversations of one model. Thread-safe after construction."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, template: str, special_names: dict[str, str], source: str = "model"
-    ):
+    def __init__(self, tokenizer: Tokenizer, template: str, special_names: dict[str, str], source: str = "model"):
         """`special_names` are the tokenizer's named tokens (eos_token, ...), which templates may print.
 
         Raises ConfigError, naming `source`, if the template can not be used.
@@ -61,9 +59,7 @@ class ChatCodec:
         self._template = _compile(template, source)
         self._names = special_names
         self._controls = {
-            token.content: index
-            for index, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special
+            token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
         longest_first = sorted(map(re.escape, self._controls), key=len, reverse=True)
         self._control = re.compile("|".join(longest_first) or r"(?!)")
@@ -85,9 +81,7 @@ class ChatCodec:
         template_file = path / "chat_template.jinja"
         template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
         if not isinstance(template, str):
-            raise ConfigError(
-                f"{path}: has no chat template; add chat_template.jinja (see docs of the tokenizer)"
-            )
+            raise ConfigError(f"{path}: has no chat template; add chat_template.jinja (see docs of the tokenizer)")
         names = {
             key: value["content"] if isinstance(value, dict) else value
             for key, value in settings.items()
@@ -151,9 +145,7 @@ class ChatCodec:
     def _plain(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids if text else []
 
-    def _render(
-        self, messages: list[dict[str, str]], header: bool, tools: Sequence[dict[str, Any]] = ()
-    ) -> str:
+    def _render(self, messages: list[dict[str, str]], header: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=header, tools=list(tools) or None, **self._names
@@ -216,9 +208,7 @@ class ChatCodec:
         forbidden = set(self._controls.values()) - {unknown}
         for text in self._controls:
             if forbidden & set(self._plain(f"a{text}b")):
-                raise ConfigError(
-                    f"{self._source}: the tokenizer makes a control token of the plain text {text!r}"
-                )
+                raise ConfigError(f"{self._source}: the tokenizer makes a control token of the plain text {text!r}")
         text = self._conversation("user", "assistant", "user")
         contents = ["alpha", "beta", "gamma"]
         apart = (

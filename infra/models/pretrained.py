@@ -22,9 +22,7 @@ def check_pretrained(path: str) -> Path:
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{FIELD}: {path!r} has no config.json; save the model there with save_pretrained")
     if not any(directory.glob("*.safetensors")):
-        raise ConfigError(
-            f"{FIELD}: {path!r} has no *.safetensors; save the model there with save_pretrained"
-        )
+        raise ConfigError(f"{FIELD}: {path!r} has no *.safetensors; save the model there with save_pretrained")
     try:
         ChatCodec.from_directory(directory)
     except ConfigError as error:

@@ -35,8 +35,7 @@ def write_smollm2(directory: Path, dtype: str) -> None:
     file = find_weights()
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(
-            "model.source.type: 'smollm2' is read with the package gguf, which is not installed; "
-            "run `pip install gguf`"
+            "model.source.type: 'smollm2' is read with the package gguf, which is not installed; run `pip install gguf`"
         )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM

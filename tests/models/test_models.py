@@ -81,9 +81,7 @@ def test_the_tiny_tokenizer_gives_words_one_token_and_loses_no_printable_text() 
         (["config.json", "model.safetensors"], "has no tokenizer.json"),
     ],
 )
-def test_what_a_pretrained_directory_lacks_is_named(
-    tmp_path: Path, files: list[str] | None, message: str
-) -> None:
+def test_what_a_pretrained_directory_lacks_is_named(tmp_path: Path, files: list[str] | None, message: str) -> None:
     directory = tmp_path / "model"
     if files is not None:
         directory.mkdir()
