@@ -16,6 +16,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rl.records import Record, Rollback, Settle, Step
 from rl.trajectory import Span
@@ -212,7 +213,7 @@ def _figure(left: float = 0.07, right: float = 0.97) -> tuple[Figure, Axes]:
         axes.spines[side].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=12)
     axes.xaxis.label.set(color=INK, fontsize=13)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True, steps=[1, 2, 5, 10]))
     return figure, axes
 
 

@@ -7,6 +7,7 @@ one mistake makes one line. `loads(dumps(config)) == config`.
 from __future__ import annotations
 
 import difflib
+import json
 import reprlib
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -47,7 +48,11 @@ def dumps(config: RunConfig) -> str:
 
 def loads(text: str) -> RunConfig:
     """What `dumps` wrote."""
-    return parse(text, "stored configuration")  # JSON is YAML
+    try:
+        tree = json.loads(text)  # not as YAML, to which 1e-05 is a string
+    except ValueError as error:
+        raise ConfigError(f"stored configuration: not JSON: {error}") from error
+    return validate(tree, "stored configuration")
 
 
 def _set(tree: Any, path: str, value: Any, source: str) -> None:

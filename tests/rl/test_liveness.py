@@ -11,7 +11,6 @@ from itertools import cycle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.rl.bookkeeping import World
 
 from rl.ledger import Ledger, rolled_back
 from rl.protocol import Phase, StepProtocol, phases
@@ -19,6 +18,7 @@ from rl.records import Fence, Reason, Rollback, Settle, decode
 from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
+from tests.rl.bookkeeping import World
 
 STEPS = 6
 MEMBERS = 3

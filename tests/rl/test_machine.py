@@ -8,7 +8,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.rl.bookkeeping import World
 
 from rl.errors import Fenced
 from rl.ledger import Ledger, rolled_back
@@ -16,6 +15,7 @@ from rl.records import Fence, GcFloor, Reason, Rollback, Settle, decode
 from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
+from tests.rl.bookkeeping import World
 
 FAILURES = st.sampled_from([Reason.STALE, Reason.ENVIRONMENT_ERROR, Reason.REWARD_ERROR, Reason.GENERATION_ERROR])
 
