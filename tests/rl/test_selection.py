@@ -1,0 +1,114 @@
+"""Selection, admission and the staleness bound, by example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl.errors import StalenessViolation
+from rl.ledger import Ledger, rolled_back
+from rl.records import Outcome, Reason, Rollback, Settle
+from rl.selection import Candidate, DropPolicy, admissible, doomed, select
+from rl.staleness import StalenessPolicy
+from rl.trajectory import Uid
+from tests.rl.histories import common, drop, history
+
+TWO = StalenessPolicy(alpha=1, groups_per_step=2, examined_per_step=3)
+
+
+def group(ordinal: int, version: int = 3, informative: bool = True, **more: Any) -> Candidate:
+    return Candidate(Uid(ordinal, 0), version, informative, **more)
+
+
+def test_a_batch_is_fifo_oldest_version_first() -> None:
+    _, ledger = history(3)
+    found = select(ledger, [group(9), group(5), group(8, 2)], TWO, DropPolicy())
+    assert [c.uid.ordinal for c in found.batch] == [8, 5] and not found.dropped
+
+
+def test_groups_without_signal_are_replaced_up_to_what_may_be_examined() -> None:
+    _, ledger = history(3)
+    found = select(ledger, [group(4, informative=False), group(5), group(6)], TWO, DropPolicy())
+    assert [c.uid.ordinal for c in found.batch] == [5, 6]
+    assert found.dropped == [drop("4.0", Outcome.ABANDON, Reason.EQUAL_REWARD)]
+    few = select(ledger, [group(4, informative=False), group(5, informative=False), group(6)], TWO, DropPolicy())
+    assert [c.uid.ordinal for c in few.batch] == [6] and len(few.dropped) == 2
+
+
+def test_a_poll_that_finds_too_little_changes_nothing() -> None:
+    _, ledger = history(3)
+    found = select(ledger, [group(4, informative=False), group(5)], TWO, DropPolicy())
+    assert not found.batch and not found.dropped
+
+
+def test_when_none_of_those_examined_has_signal_they_are_dropped_without_a_batch() -> None:
+    _, ledger = history(3)
+    found = select(ledger, [group(n, informative=False) for n in (4, 5, 6)], TWO, DropPolicy())
+    assert not found.batch and len(found.dropped) == 3
+
+
+def test_copies_of_an_attempt_count_once_and_a_whole_group_goes_before_a_tombstone() -> None:
+    _, ledger = history(3)
+    copies = [group(4, tombstone="reward_error"), group(4), group(4), group(5), group(0), group(6)]
+    found = select(ledger, copies, TWO, DropPolicy())
+    assert [c.uid.ordinal for c in found.batch] == [4, 5] and not found.dropped
+    assert found.duplicates == 3, "two copies, and one of an ordinal that is trained already"
+
+
+def test_a_group_with_any_token_of_an_abandoned_version_is_drawn_again() -> None:
+    records, ledger = history(3)
+    ledger.apply(Rollback(**common(6), to=2, snapshot=rolled_back(records, 2)))
+    candidates = [group(7, 3), group(8, 2, newest=3), group(9, 2), group(10, 2, newest=2)]
+    found = select(ledger, candidates, TWO, DropPolicy())
+    assert [c.uid.ordinal for c in found.batch] == [9, 10]
+    assert {d.uid: d.reason for d in found.dropped} == {"7.0": Reason.ROLLED_BACK, "8.0": Reason.ROLLED_BACK}
+
+
+def test_budgets_are_by_kind_of_failure() -> None:
+    _, ledger = history(1)
+    policy, uid = DropPolicy(stale_attempts=2, failed_attempts=2), Uid(5, 0)
+    assert policy.drop(ledger, uid, Reason.STALE).outcome is Outcome.RETRY
+    ledger.apply(Settle(**common(4), dropped=(drop("5.0"),)))
+    assert policy.drop(ledger, Uid(5, 1), Reason.STALE).outcome is Outcome.ABANDON
+    assert policy.drop(ledger, Uid(5, 1), Reason.REWARD_ERROR).outcome is Outcome.RETRY
+    assert policy.drop(ledger, Uid(5, 1), Reason.ROLLED_BACK).outcome is Outcome.RETRY
+    ledger.apply(Settle(**common(5), dropped=(drop("5.1", reason=Reason.ENVIRONMENT_ERROR),)))
+    assert policy.drop(ledger, Uid(5, 2), Reason.REWARD_ERROR).outcome is Outcome.ABANDON
+
+
+def test_what_the_coming_step_puts_out_of_the_window_is_dropped_with_it() -> None:
+    _, ledger = history(3)
+    candidates = [group(4, 2), group(5, 2), group(6, 3), group(7, 3, tombstone="reward_error"), group(8, 2)]
+    late = doomed(ledger, candidates, {Uid(4, 0), Uid(8, 0)}, TWO, DropPolicy())
+    assert {d.uid: d.reason for d in late} == {"5.0": Reason.STALE, "7.0": Reason.REWARD_ERROR}
+
+
+def test_staleness_is_checked_at_the_last_moment_too() -> None:
+    _, ledger = history(3)
+    assert TWO.check(ledger, "4.0", 3) == 0 and TWO.check(ledger, "4.0", 2) == 1
+    for version in (1, 9):
+        with pytest.raises(StalenessViolation, match=r"4\.0"):
+            TWO.check(ledger, "4.0", version)
+
+
+@pytest.mark.parametrize("bad", [(-1, 1, 1), (0, 0, 1), (0, 2, 1)])
+def test_impossible_sizes_are_refused(bad: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="impossible"):
+        StalenessPolicy(*bad)
+
+
+def test_nothing_is_admitted_without_a_version_or_under_an_abandoned_one() -> None:
+    assert admissible(Ledger(), 0, [], set(), TWO) == []
+    records, ledger = history(3)
+    ledger.apply(Rollback(**common(6), to=1, snapshot=rolled_back(records, 1)))
+    assert admissible(ledger, 3, [], set(), TWO) == []
+    assert admissible(ledger, 1, [], set(), TWO)[:3] == [Uid(1, 1), Uid(2, 1), Uid(3, 0)]
+
+
+def test_admission_stops_short_of_the_last_version() -> None:
+    _, ledger = history(3)
+    for steps, groups in ((9, 6), (5, 6), (4, 3), (3, 0)):
+        policy = StalenessPolicy(1, 2, 3, steps=steps)
+        assert len(admissible(ledger, 3, [], set(), policy)) == groups
+    assert len(admissible(ledger, 2, [], {Uid(3, 0)}, TWO)) == 3 - 1
