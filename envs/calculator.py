@@ -1,15 +1,16 @@
-"""A stateful calculator: the policy chains tool calls on an accumulator, then declares the result ready.
+"""A stateful calculator: the policy chains tool calls on an accumulator, then reads its display.
 
     user       start 5 add 7 times 3
     assistant  <tool>+7</tool>
-    tool       12
+    tool       1 2
     assistant  <tool>*3</tool>
-    tool       36
-    assistant  <answer></answer>
+    tool       3 6
+    assistant  <answer>6</answer>
 
-The reward is 1 exactly if the accumulator holds the right value when the answer is declared, else 0. A turn
-that is neither a call nor the answer, or a value beyond `LIMIT`, ends the episode with 0. The number of
-turns is bounded by the domain's `max_turns`; the expert needs one more than there are operations.
+The reward is 1 exactly if the accumulator holds the right value when the answer is given, and the answer is the
+last digit on the display; else 0. So the calculator's answers are needed: a policy that can not multiply has to
+read them. A turn that is neither a call nor an answer, or a value beyond `LIMIT`, ends the episode with 0. The
+number of turns is bounded by the domain's `max_turns`; the expert needs one more than there are operations.
 
 Invariant: a problem is its opening text, and the split is decided by that text.
 """
@@ -28,11 +29,11 @@ WORDS = {"+": "add", "-": "take", "*": "times"}
 INSTRUCTIONS = (
     "You hold a calculator whose display already shows the start value. Apply the operations of the task in "
     "order, one per message: <tool>+7</tool> adds 7, <tool>-7</tool> takes 7 away, <tool>*7</tool> "
-    "multiplies by 7. The calculator answers with its new display. After the last operation write "
-    "<answer></answer> and nothing else."
+    "multiplies by 7. The calculator answers with its new display, digit by digit. After the last operation "
+    "write the last digit of the display, as in <answer>7</answer>, and nothing else."
 )
 _CALL = re.compile(r"<tool>([+*-])([0-9]{1,6})</tool>")
-_ANSWER = "<answer></answer>"
+_ANSWER = re.compile(r"<answer>([0-9])</answer>")
 
 
 class Calculator(Environment):
@@ -75,8 +76,9 @@ class Calculator(Environment):
         return f"start {self._accumulator}" + "".join(f" {WORDS[o]} {n}" for o, n in self._todo)
 
     async def step(self, action: str) -> Step:
-        if action == _ANSWER:
-            right = self._accumulator == self._target
+        answer = _ANSWER.fullmatch(action)
+        if answer is not None:
+            right = self._accumulator == self._target and answer[1] == _display(self._accumulator)[-1]
             return _end("right" if right else "wrong", float(right))
         call = _CALL.fullmatch(action)
         if call is None:
@@ -85,13 +87,18 @@ class Calculator(Environment):
         self._accumulator = _apply(self._accumulator, call[1], int(call[2]))
         if abs(self._accumulator) > LIMIT:
             return _end("overflow", 0.0)
-        return Step(Message("tool", str(self._accumulator)))
+        return Step(Message("tool", _display(self._accumulator)))
 
     def expert_action(self) -> str:
         if self._calls < len(self._todo):
             operator, number = self._todo[self._calls]
             return f"<tool>{operator}{number}</tool>"
-        return _ANSWER
+        return f"<answer>{_display(self._accumulator)[-1]}</answer>"
+
+
+def _display(value: int) -> str:
+    """One digit per cell."""
+    return " ".join(str(value))
 
 
 def _apply(value: int, operator: str, number: int) -> int:

@@ -28,6 +28,8 @@ SETTINGS = {
     "distributed.scheduler.allowed-failures": 3,
     # stages are pinned by class, and an environment lives where it was reset
     "distributed.scheduler.work-stealing": False,
+    # hundreds of slots are hundreds of threads: without this each brings a heap of its own
+    "distributed.nanny.pre-spawn-environ.MALLOC_ARENA_MAX": 2,
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,

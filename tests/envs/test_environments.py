@@ -55,10 +55,10 @@ async def test_calculator_transcript() -> None:
             "assistant: <tool>-12</tool>",
             "tool: 2",
             "assistant: <tool>+14</tool>",
-            "tool: 16",
+            "tool: 1 6",
             "assistant: <tool>*5</tool>",
-            "tool: 80",
-            "assistant: <answer></answer>",
+            "tool: 8 0",
+            "assistant: <answer>0</answer>",
             "tool: right",
         ],
         1.0,
@@ -113,12 +113,20 @@ async def test_calculator_expert_is_always_right() -> None:
     assert await mean_reward(Calculator, expert) == 1.0
 
 
+async def test_calculator_can_not_be_solved_without_reading_its_display() -> None:
+    def blind(environment: Environment, _: list[Message]) -> str:
+        action = environment.expert_action()
+        return "<answer>4</answer>" if action.startswith("<answer>") else action
+
+    assert await mean_reward(Calculator, blind) < 0.3
+
+
 async def test_random_agents_score_badly() -> None:
     rng = random.Random(0)
 
     def calls(_: Environment, __: list[Message]) -> str:
         if rng.random() < 0.25:
-            return "<answer></answer>"
+            return f"<answer>{rng.randint(0, 9)}</answer>"
         return f"<tool>{rng.choice('+-*')}{rng.randint(2, 16)}</tool>"
 
     def moves(_: Environment, __: list[Message]) -> str:
@@ -158,7 +166,7 @@ async def test_what_is_no_action_ends_the_episode_with_nothing(kind: type[Enviro
 
 
 async def test_calculator_wants_every_operation_exactly_once() -> None:
-    for script, end in ((["<answer></answer>"], "wrong"), (["<tool>*999999</tool>"] * 10, "overflow")):
+    for script, end in ((["<answer>1</answer>"], "wrong"), (["<tool>*999999</tool>"] * 10, "overflow")):
         environment = Calculator()
         await environment.reset(problem(3))
         for text in script:

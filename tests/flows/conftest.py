@@ -23,8 +23,7 @@ TINY = (
     "training.group_size=4",
     "evaluation.problems=8",
     "engine.max_batch=32",
-    "pools.cpu=64",
-    "pools.lambda=8",
+    "pools={type: local, cpu: 64, lambda: 8}",
 )
 """A run of seconds: frozen lake with the smallest model, warmed up once per session."""
 
