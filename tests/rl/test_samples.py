@@ -214,6 +214,10 @@ def test_only_grpo_divides_by_the_deviation(rewards: list[float], scale: float) 
         assert grpo(scaled) == pytest.approx(grpo(rewards), abs=5e-3)
 
 
+def test_grpo_divides_by_the_sample_deviation() -> None:
+    assert advantage_function("grpo")([0.0, 1.0]) == pytest.approx([-0.5 / (0.5**0.5 + 1e-4), 0.5 / (0.5**0.5 + 1e-4)])
+
+
 @given(rewards=REWARDS)
 def test_rloo_is_dr_grpo_with_the_others_baseline(rewards: list[float]) -> None:
     n = len(rewards)

@@ -92,6 +92,11 @@ def test_staleness_is_checked_at_the_last_moment_too() -> None:
             TWO.check(ledger, "4.0", version)
 
 
+def test_a_reader_starts_at_the_oldest_version_that_can_still_be_trained() -> None:
+    assert [StalenessPolicy(alpha, 1, 1).floor(history(3)[1]) for alpha in range(5)] == [3, 2, 1, 0, 0]
+    assert StalenessPolicy(1, 1, 1).floor(Ledger()) == 0
+
+
 @pytest.mark.parametrize("bad", [(-1, 1, 1), (0, 0, 1), (0, 2, 1)])
 def test_impossible_sizes_are_refused(bad: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="impossible"):
