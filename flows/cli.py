@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,13 +62,15 @@ def demo(
     """Train a tiny agent from nothing in a few minutes and show the result."""
     os.environ["ROLLMILL_HOME"] = str(directory.resolve())
     from flows.configure import load_config
-    from flows.demo import run_name, show
 
-    name = run_name(directory)
+    name = f"demo-{datetime.now():%Y%m%d-%H%M%S}"  # fresh, so that a second demo does not meet the first one's run
     config = load_config("calculator", [f"name={name}", f"seed={seed}", *overrides])
     with services():
+        from flows.demo import show
+        from flows.quiet import quiet_failures
         from flows.train import train
 
+        quiet_failures()
         show(console, directory, train(name, config, console=console))
 
 
@@ -101,7 +104,7 @@ def train(
 
         quiet_failures()
         report = train_flow(settled.name, settled, resume=resume, console=console)
-        console.print(report.table, highlight=False)
+        console.print(report.table, highlight=False, soft_wrap=True)
         console.print(f"report: {report.json_path}  plots: {report.reward_png}, {report.timeline_png}", highlight=False)
 
 
@@ -130,7 +133,9 @@ def versions(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
         from infra.store.objects import ObjectStore
         from infra.tracking.plots import versions_table
 
-        console.print(versions_table(records_of(settled, ObjectStore.connect(settled.store))), highlight=False)
+        console.print(
+            versions_table(records_of(settled, ObjectStore.connect(settled.store))), highlight=False, soft_wrap=True
+        )
 
 
 @app.command()

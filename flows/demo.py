@@ -6,7 +6,6 @@ Invariant: every number it prints was read from the store or measured by this ru
 from __future__ import annotations
 
 import shutil
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -14,17 +13,12 @@ from rich.console import Console
 from flows.report import Report
 
 
-def run_name(directory: Path) -> str:
-    """A fresh name, so that a second demo does not meet the first one's run."""
-    return f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-
-
 def show(console: Console, directory: Path, report: Report) -> None:
     """Copy the report to the top of the demo's directory and print what to look at."""
     for path in (report.json_path, report.reward_png, report.timeline_png):
         shutil.copy(path, directory / path.name)
     f = report.figures
-    console.print(report.table, highlight=False)
+    console.print(report.table, highlight=False, soft_wrap=True)
     console.print(
         f"\nheld-out reward {f['heldout_reward_before']:.2f} -> {f['heldout_reward_after']:.2f}, "
         f"training reward {f['train_reward_first_fifth']:.2f} -> {f['train_reward_last_fifth']:.2f} "
@@ -37,4 +31,5 @@ def show(console: Console, directory: Path, report: Report) -> None:
         f"Look around: `ROLLMILL_HOME={directory} rollmill up` starts the services again on this demo's data and "
         f"prints the addresses of the Prefect and MLflow UIs; `ROLLMILL_HOME={directory} rollmill down` stops them.",
         highlight=False,
+        soft_wrap=True,
     )
