@@ -198,10 +198,12 @@ def doctor() -> None:
 def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[None]:
     """The services for the duration of a command. Those that the environment names (AWS_ENDPOINT_URL_S3 or
     AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
-    ones, started if they are not up, and stopped again if this command started them."""
+    ones, started if they are not up (on free ports where the usual ones are taken), and stopped again if this
+    command started them."""
     from infra.services.endpoints import environment
+    from infra.services.errors import PortInUse
+    from infra.services.supervisor import AUTO, status, up
     from infra.services.supervisor import down as stop
-    from infra.services.supervisor import status, up
 
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -212,7 +214,11 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     if wanted:
         if started:
             console.print(f"starting {', '.join(started)}", highlight=False)
-        found = up(which=wanted)
+        try:
+            found = up(which=wanted)
+        except PortInUse as error:
+            console.print(f"{error.message}: taking free ports", highlight=False, soft_wrap=True)
+            found = up(ports=AUTO, which=wanted)
         os.environ.update(
             {k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"}
         )

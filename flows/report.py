@@ -16,8 +16,9 @@ from flows.evaluation import load_all
 from infra.store.buffer import SampleBuffer
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
-from infra.tracking.plots import Lane, reward_curve, timeline, versions_table
+from infra.tracking.plots import Lane, idle_ratio, reward_curve, timeline, versions_table
 from rl.config.run import RunConfig
+from rl.errors import ConfigError
 from rl.records import Record, Step
 from rl.trajectory import Span
 
@@ -47,7 +48,9 @@ def write_report(
     figures = _figures(config, steps, evaluations, wall_s)
     reward_png, timeline_png, json_path = (directory / f for f in ("reward.png", "timeline.png", "report.json"))
     reward_curve(steps, [(e.version, e.domain, e.reward) for e in evaluations], reward_png)
-    timeline(_lanes(config, store, steps), timeline_png)
+    lanes = _lanes(config, store, steps)
+    timeline(lanes, timeline_png)
+    figures |= _idle(lanes)
     payload = {
         "benchmark": name,
         "figures": [{"name": k, "value": v, "unit": _unit(k), "goal": None, "met": None} for k, v in figures.items()],
@@ -98,12 +101,31 @@ def _lanes(config: RunConfig, store: ObjectStore, steps: list[Step]) -> list[Lan
     return lanes
 
 
+def _idle(lanes: list[Lane]) -> dict[str, float]:
+    """Share of the pictured time in which no generation ran, and in which the trainer did nothing but wait."""
+    by_name = {lane.name: lane.spans for lane in lanes}
+    trainer = [s for s in by_name["trainer"] if s.stage != "wait"]
+    both = [*trainer, *by_name["generate"]]
+    if not both:
+        return {}
+    begin, end = min(s.start for s in both), max(s.end for s in both)
+    return {
+        "rollout_idle": idle_ratio(by_name["generate"], begin, end),
+        "trainer_idle": idle_ratio(trainer, begin, end),
+    }
+
+
 def _unit(name: str) -> str:
     if name.endswith("_s"):
         return "s"
+    if name.endswith("_idle"):
+        return "share"
     return "reward" if "reward" in name else "count"
 
 
 def records_of(config: RunConfig, store: ObjectStore) -> list[Record]:
-    """The whole log of a run."""
-    return list(CommitLog(store, config.prefix, writer="report").records(1))
+    """The whole log of a run. Raises ConfigError when there is none."""
+    records = list(CommitLog(store, config.prefix, writer="report").records(1))
+    if not records:
+        raise ConfigError(f"run {config.prefix.rstrip('/')!r} has no version yet in bucket {store.bucket!r}")
+    return records

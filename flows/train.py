@@ -23,6 +23,7 @@ from flows.progress import Progress
 from flows.report import Report, write_report
 from flows.session import PERIOD_S, Session, open_session
 from flows.warmstart import initial_model
+from infra.store.log import CommitLog
 from infra.tracking.run import Tracker
 from rl.config.run import RunConfig
 
@@ -38,7 +39,7 @@ def train(name: str, config: RunConfig, resume: bool = False, console: Console |
             push_base(config, log.store, initial_model(session))
         _train(session)
     report = write_report(config, log.store, session.work_dir, "train", monotonic() - started)
-    _publish(config, report)
+    _publish(config, log, report)
     return report
 
 
@@ -65,9 +66,13 @@ def _train(session: Session) -> None:
     session.evaluate(steps)
 
 
-def _publish(config: RunConfig, report: Report) -> None:
-    """The report's pictures and table, to MLflow and as Prefect artifacts."""
+def _publish(config: RunConfig, log: CommitLog, report: Report) -> None:
+    """The report's pictures and table, to MLflow and as Prefect artifacts; and to MLflow whatever of the log it
+    missed, for it is a projection."""
     tracker = Tracker.start(config, "report")
+    tracker.rebuild(log.records())
+    if "rollout_idle" in report.figures:
+        tracker.log_step(config.training.steps, {"rollout_idle": report.figures["rollout_idle"]})
     for path in (report.reward_png, report.timeline_png, report.json_path):
         tracker.log_artifact(path)
     tracker.close(config.deadlines.control)

@@ -22,7 +22,8 @@ class Metric:
 
 
 METRICS = (
-    Metric("reward/mean", "reward", "reward", "mean over the trained trajectories"),
+    Metric("reward/mean", "reward", "reward", "per trajectory looked at, those of groups without signal included"),
+    Metric("reward/trained", "reward_trained", "reward", "per trajectory trained"),
     Metric("offpolicy/lag_mean", "lag_mean", "versions", "mean lag of the trained groups"),
     Metric("offpolicy/lag_max", "lag_max", "versions", "largest lag of the trained groups; never above alpha"),
     Metric("offpolicy/dropped", "dropped", "attempts", "dropped since the step before"),
@@ -45,7 +46,7 @@ METRICS = (
     Metric("rollout/retries", "retries", "tries", "failed tries per trajectory, before the one trained"),
     Metric("rollout/idle", "rollout_idle", "share", "time in which not one generation ran"),
     Metric("batch/groups", "groups", "groups", "trained"),
-    Metric("batch/trajectories", "trajectories", "trajectories", "trained"),
+    Metric("batch/trajectories", "trajectories", "trajectories", "looked at, those without signal included"),
     Metric("batch/tokens", "tokens", "tokens", "sampled tokens trained"),
     Metric("time/wait", "wait_s", "s", "the trainer waited for a batch"),
     Metric("time/weight_sync", "swap_s", "s", "suspend, update and resume of the engines"),

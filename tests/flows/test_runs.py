@@ -9,8 +9,10 @@ import signal
 import time
 from collections.abc import Callable
 
+import httpx
 import psutil
 import pytest
+from mlflow import MlflowClient
 
 from rl.ledger import Ledger
 from rl.records import Step
@@ -69,6 +71,22 @@ def find(process, module: str) -> psutil.Process | None:
     return None
 
 
+def prefect_names(kind: str) -> set[str]:
+    """Names of all flow or task runs that the real Prefect server has."""
+    found: list[str] = []
+    while True:
+        asked = {"offset": len(found), "limit": 200, "sort": "ID_DESC"}
+        page = httpx.post(f"{os.environ['PREFECT_API_URL']}/{kind}/filter", json=asked, trust_env=False).json()
+        if not page:
+            return set(found)
+        found += [row["name"] for row in page]
+
+
+def mlflow_versions(name: str) -> list:
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    return [v for v in client.search_model_versions() if name in v.name]
+
+
 def test_a_run_trains_and_reports(rollmill: Rollmill):
     code, output = rollmill.train("plain")
     assert code == 0, output
@@ -80,6 +98,12 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
     assert 0 <= figures["heldout_reward_before"] <= 1 and 0 <= figures["heldout_reward_after"] <= 1
     for picture in ("reward.png", "timeline.png"):
         assert (rollmill.run_dir("plain") / picture).stat().st_size > 5_000
+
+    assert {"train plain", "rollout default/plain", "learn default/plain"} <= prefect_names("flow_runs")
+    assert {"step v4", "evaluate frozen_lake v0"} <= prefect_names("task_runs")
+    assert any(name.startswith("group ") for name in prefect_names("task_runs"))
+    models = mlflow_versions("plain")
+    assert sorted(int(v.tags["policy_version"]) for v in models) == [0, 1, 2, 3, 4]
 
     code, output = rollmill.train("plain")
     assert code == 2 and "--resume" in output and "Traceback" not in output
