@@ -140,6 +140,7 @@ class Feeder:
             self._failures_in_a_row = 0
             return
         assert ended.failure is not None
+        print(f"group {ended.uid} given up: {ended.failure.reason}: {ended.failure}", flush=True)
         self._cancel(unit.graph)
         self._give_up(unit.graph, ended.failure.reason)
         if not isinstance(ended.failure, StaleTrajectory):

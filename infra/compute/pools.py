@@ -147,7 +147,8 @@ def _local_workers(pools: LocalPools) -> dict[str, dict]:
                 "resources": {name.value: amount},
                 "memory_limit": 0,
                 "dashboard": False,
-                "silence_logs": logging.ERROR,
+                # A failed stage is told by name where it is watched; Dask would print its traceback here as well.
+                "silence_logs": logging.CRITICAL,
                 "env": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             },
         }
