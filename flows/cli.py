@@ -200,6 +200,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
     ones, started if they are not up (on free ports where the usual ones are taken), and stopped again if this
     command started them."""
+    from flows.quiet import flush_logs
     from infra.services.endpoints import environment
     from infra.services.errors import PortInUse
     from infra.services.supervisor import AUTO, status, up
@@ -226,6 +227,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
         yield
     finally:
         if started:
+            flush_logs()
             stop(which=started)
 
 

@@ -1,4 +1,4 @@
-"""One line per failure on the console: Prefect's own loggers print tracebacks of errors that have names.
+"""One line per failure on the console: Prefect prints tracebacks of errors that have names.
 
 Invariant: a traceback is shown only for what has no name; the full one of a named error is in Prefect's log.
 """
@@ -10,18 +10,22 @@ import logging
 from rl.errors import RollmillError
 
 
-class _NamedInOneLine(logging.Filter):
+class _WithoutNamed(logging.Filter):
+    """Holds back named errors: whoever runs the flow tells them in one line."""
+
     def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, RollmillError):
-            record.exc_info, record.exc_text = None, None
-            record.msg, record.args = f"{type(error).__name__}: {error}", ()
-        return True
+        return not (record.exc_info and isinstance(record.exc_info[1], RollmillError))
 
 
 def quiet_failures() -> None:
-    """Install the filter on the loggers of Prefect's engines. Idempotent."""
-    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
-        logger = logging.getLogger(name)
-        if not any(isinstance(f, _NamedInOneLine) for f in logger.filters):
-            logger.addFilter(_NamedInOneLine())
+    """Install the filter on the console's handlers; call after Prefect was imported. Idempotent."""
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(f, _WithoutNamed) for f in handler.filters):
+            handler.addFilter(_WithoutNamed())
+
+
+def flush_logs() -> None:
+    """Send what waits for Prefect's server; call before that server is stopped."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        for handler in logging.getLogger(name).handlers:
+            handler.flush()
