@@ -7,6 +7,8 @@ command that needs them, after the environment is set, for Prefect reads its set
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -129,13 +131,11 @@ def versions(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
 
     settled = load_config(config, overrides)
     with services(("s3",)):
+        from flows.prepare import reach
         from flows.report import records_of
-        from infra.store.objects import ObjectStore
         from infra.tracking.plots import versions_table
 
-        console.print(
-            versions_table(records_of(settled, ObjectStore.connect(settled.store))), highlight=False, soft_wrap=True
-        )
+        console.print(versions_table(records_of(settled, reach(settled))), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -220,6 +220,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
         except PortInUse as error:
             console.print(f"{error.message}: taking free ports", highlight=False, soft_wrap=True)
             found = up(ports=AUTO, which=wanted)
+        _end_well_on_signals()
         os.environ.update(
             {k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"}
         )
@@ -229,6 +230,12 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
         if started:
             flush_logs()
             stop(which=started)
+
+
+def _end_well_on_signals() -> None:
+    """A closed terminal or a plain kill ends the command through its `finally` blocks, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import typer
 from distributed import Client, Future
@@ -18,13 +18,13 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.quiet import quiet_failures
-from infra.compute.lifeline import die_with_parent
-from infra.compute.pools import connect, slots
+from infra.compute.lifeline import die_with_parent, last_words
+from infra.compute.pools import connect, wait_for_slots
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from rl.config.load import dumps, loads
 from rl.config.run import RunConfig
-from rl.errors import RollmillError
+from rl.errors import DeadlineExceeded, RollmillError
 from rl.placement import placement_of
 from tasks.child import Crashed
 from tasks.runtime import run_key
@@ -40,9 +40,10 @@ def learn(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
     log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer="learn-observer")
     with connect(scheduler, config.deadlines.start) as client:
         for left in range(config.restarts.trainer, -1, -1):
-            trainer = _start(client, config, proxy_url, Path(config_file).parent)
+            fence = log.sync().fence
+            trainer = _start(client, config, proxy_url, config_file)
             try:
-                return _watch(config, log, trainer)
+                return _watch(config, log, trainer, fence)
             except Crashed as error:
                 if left == 0:
                     raise
@@ -65,23 +66,38 @@ def step(version: int, log: CommitLog, trainer: Future) -> int:
     return version
 
 
-def _watch(config: RunConfig, log: CommitLog, trainer: Future) -> int:
+def _watch(config: RunConfig, log: CommitLog, trainer: Future, fence: int) -> int:
+    """Follow the trainer to its end. `fence` is the newest one before it was started."""
+    _wait_for_fence(config, log, trainer, fence)
     head = log.sync().head or 0
     while head < config.training.steps and not trainer.done():
         head = step(head + 1, log, trainer)
     trainer.result(timeout=config.deadlines.batch)
+    if (head := log.sync().head or 0) < config.training.steps:
+        raise RollmillError(f"the trainer ended at version {head}, before training.steps ({config.training.steps})")
     return head
 
 
-def _start(client: Client, config: RunConfig, proxy_url: str, work_dir: Path) -> Future:
-    text = dumps(config)
-    where = placement_of(train_process).resolve(None, slots(client))
+def _wait_for_fence(config: RunConfig, log: CommitLog, trainer: Future, before: int) -> None:
+    """Until the trainer took the run over. Raises DeadlineExceeded: its slot may be held by something else."""
+    end = monotonic() + config.deadlines.start
+    while not trainer.done() and log.sync().fence <= before:
+        if monotonic() > end:
+            raise DeadlineExceeded(
+                f"the trainer made no fence within deadlines.start ({config.deadlines.start:g} s): is its compute_gpu "
+                "slot held by another task?"
+            )
+        sleep(POLL_S)
+
+
+def _start(client: Client, config: RunConfig, proxy_url: str, config_file: str) -> Future:
+    where = placement_of(train_process).preferred()
+    wait_for_slots(client, {where}, config.deadlines.start)
     return client.submit(
         train_process,
-        run_key(config, text, proxy_url),
-        text,
+        run_key(config, dumps(config), proxy_url),
+        config_file,
         proxy_url,
-        str(work_dir),
         resources={where.value: 1},
         pure=False,
         retries=0,
@@ -97,7 +113,7 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
     try:
         learn(f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url)
     except RollmillError as error:
-        print(f"learn: {error}", file=sys.stderr)
+        last_words("learn", error)
         raise SystemExit(4) from None
 
 

@@ -41,16 +41,32 @@ class RunExists(RollmillError):
     """The run's prefix is in use and resuming was not asked for."""
 
 
+def reach(config: RunConfig) -> ObjectStore:
+    """The store of a configuration, once it answered. Raises StoreUnavailable within seconds, not the minute that
+    a store in use is given to come back."""
+    store = ObjectStore.connect(config.store)
+    store.ensure_bucket()
+    return store
+
+
 def open_run(config: RunConfig, resume: bool) -> CommitLog:
     """Claim the run's prefix in the store, or join it. Raises StoreUnavailable, StoreNotAtomic, RunExists,
     ConfigError."""
-    store = ObjectStore.connect(config.store)
-    store.ensure_bucket()
+    store = reach(config)
     probe_atomicity(store.client, store.bucket, config.prefix)
     key = f"{config.prefix}config.json"
     text = dumps(config)
     if not store.create(key, text.encode(), nonce=uuid.uuid4().hex):
         _join(config, json.loads(store.get(key)), resume)
+    log = CommitLog(store, config.prefix, writer="observer")
+    log.sync()
+    return log
+
+
+def join_run(config: RunConfig) -> CommitLog:
+    """The log of a run that exists; creates nothing. Raises StoreUnavailable, ConfigError."""
+    store = reach(config)
+    _join(config, json.loads(stored_config_text(store, config.prefix)), resume=True)
     log = CommitLog(store, config.prefix, writer="observer")
     log.sync()
     return log

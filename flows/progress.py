@@ -83,7 +83,7 @@ class Progress:
                     self._step,
                 )
         try:
-            status = self.proxy.status()
+            status = self.proxy.status(deadline_s=1.0)
             self._serving = status.serving
             tokens = float(status.engine.get("tokens_generated", 0))
             before, at = self._tokens

@@ -9,7 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +25,8 @@ from flows.home import Home
 from flows.quiet import quiet_failures
 from flows.units import Ended, Unit, group_unit, trajectory_unit
 from infra.compute.graphs import GroupGraph, Placements, Stages
-from infra.compute.lifeline import die_with_parent
-from infra.compute.pools import connect, slots
+from infra.compute.lifeline import die_with_parent, last_words
+from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.client import ControlClient, ProxyUnavailable
 from infra.store.buffer import SampleBuffer
 from infra.store.log import CommitLog
@@ -35,9 +34,10 @@ from infra.store.objects import ObjectStore
 from rl.config.load import loads
 from rl.config.run import RunConfig
 from rl.errors import RollmillError, StaleTrajectory, TooManyFailures
+from rl.placement import HardwareClass
 from rl.selection import Candidate, admissible
-from rl.trajectory import Uid
-from tasks.admit import Sealed, admit, give_up
+from rl.trajectory import Group, Uid
+from tasks.admit import Sealed, admit
 from tasks.interact import interact
 from tasks.reset import member_key, reset
 from tasks.runtime import install
@@ -45,6 +45,7 @@ from tasks.score import score
 
 POLL_S = 0.1
 """Between two looks at the served version, while nothing ends."""
+ABORT_S = 2.0
 STAGES = Stages(reset, interact, score, admit)
 
 
@@ -65,8 +66,9 @@ class Feeder:
         self._log = CommitLog(store, config.prefix, writer=f"rollout-{uuid.uuid4().hex[:8]}")
         self._buffer = SampleBuffer(store, config.prefix)
         self._proxy = ControlClient(proxy_url, deadline_s=config.deadlines.control)
+        self._aborter = ControlClient(proxy_url, deadline_s=ABORT_S)
         self._run = install(client, config, proxy_url, Home.default().cache)
-        self._placements = Placements(STAGES, slots(client))
+        self._placements = Placements(STAGES, wait_for_slots(client, {HardwareClass.CPU}, config.deadlines.start))
         self._outbox: Queue[Ended] = Queue()
         self._in_flight: dict[Uid, Unit] = {}
         self._sealed: dict[Uid, Candidate] = {}
@@ -152,26 +154,16 @@ class Feeder:
                 )
 
     def _give_up(self, graph: GroupGraph, reason: str) -> None:
-        head = self._log.sync().head or 0
-        domain = graph.problem.domain
-        future = self._client.submit(
-            give_up,
-            self._run,
-            graph.uid,
-            graph.problem,
-            head,
-            reason,
-            resources=self._placements.resources("admit", domain),
-            pure=False,
-        )
-        sealed: Sealed = future.result(timeout=self._config.deadlines.control)
-        self._sealed[graph.uid] = sealed.candidate
+        """Seal a tombstone: the trainer drops the attempt by this reason and grants the next one."""
+        group = Group.give_up(graph.uid, graph.problem, self._log.sync().head or 0, reason)
+        self._buffer.seal([group], writer=f"t{graph.uid.ordinal:010d}", seq=graph.uid.attempt)
+        self._sealed[graph.uid] = Candidate.of(group)
 
     def _cancel(self, graph: GroupGraph) -> None:
         """End what is left of a group: its generations are aborted now, its environments close at their turn."""
-        for member, retry in graph.cancel():
-            with suppress(RollmillError):
-                self._proxy.abort(member_key(graph.problem, graph.uid, member, retry))
+        with suppress(RollmillError):  # a proxy that does not answer generates nothing either
+            for member, retry in graph.cancel():
+                self._aborter.abort(member_key(graph.problem, graph.uid, member, retry))
 
     def _forget_settled(self) -> None:
         ledger = self._log.ledger
@@ -191,7 +183,7 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
             f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url
         )
     except RollmillError as error:
-        print(f"rollout: {error}", file=sys.stderr)
+        last_words("rollout", error)
         raise SystemExit(4) from None
 
 

@@ -18,18 +18,20 @@ from rich.console import Console
 from flows.evaluation import Evaluation, evaluate
 from flows.home import Home
 from flows.supervise import Part
-from infra.compute.pools import cluster, connect, free_port, slots, wait_for_slots
-from infra.compute.signals import announce_stop
+from infra.compute.pools import cluster, connect, slots, wait_for_slots
+from infra.compute.signals import wanted
+from infra.engines.errors import EngineClosed
 from infra.proxy.client import ControlClient
+from infra.services.processes import free_port
 from infra.store.log import CommitLog
 from rl.config.load import dumps
 from rl.config.run import RunConfig
-from rl.errors import DeadlineExceeded, RollmillError
+from rl.errors import DeadlineExceeded, PlacementError, RollmillError
 from rl.placement import HardwareClass, placement_of, preflight
 from tasks.admit import admit
 from tasks.interact import interact
 from tasks.reset import reset
-from tasks.runtime import install
+from tasks.runtime import install, uninstall
 from tasks.score import score
 from tasks.serve import serve_engine
 from tasks.step import train_process
@@ -45,14 +47,22 @@ class Session:
     def __init__(self, config: RunConfig, log: CommitLog, client: Client, address: str, console: Console):
         self.config, self.log, self.client, self.address, self.console = config, log, client, address, console
         self.work_dir: Path = Home.default().run(config)
-        self.config_file = self.work_dir / "config.json"
-        self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        self.config_file.write_text(dumps(config))
-        self.proxy_url = f"http://127.0.0.1:{free_port()}"
+        self.proxy_url = f"http://127.0.0.1:{free_port(set())}"
         self.key = install(client, config, self.proxy_url, Home.default().cache)
+        self.config_file = self._write_config()
         self.proxy = ControlClient(self.proxy_url, deadline_s=config.deadlines.control)
+        self._engine_restarts = config.restarts.engine
         self._parts: list[Part] = []
         self._engine: Future | None = None
+
+    def _write_config(self) -> Path:
+        """The resolved configuration as a file of this session, for its processes: complete or absent."""
+        path = self.work_dir / f"config-{self.key.rpartition('@')[2]}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".draft")
+        draft.write_text(dumps(self.config))
+        draft.replace(path)
+        return path
 
     def start(self, name: str, restarts: int) -> Part:
         """The flow `flows.{name}` as a process of its own."""
@@ -107,10 +117,18 @@ class Session:
             control.resume()
 
     def check_engine(self) -> None:
-        """Raise what ended the engine, if it ended."""
-        if self._engine is not None and self._engine.done():
-            self._engine.result()
-            raise RollmillError("engine: it ended before the run did")
+        """Start the engine again, within its budget, if it or its worker died. Raises what else ended it."""
+        if self._engine is None or not self._engine.done():
+            return
+        cause = self._engine.exception() or RollmillError("it ended before the run did")
+        named = isinstance(cause, RollmillError) and not isinstance(cause, EngineClosed)
+        if named or self._engine_restarts == 0:
+            raise RollmillError(f"engine: {cause}")
+        self._engine_restarts -= 1
+        self.console.print(
+            f"engine died ({cause}): started again, {self._engine_restarts} restarts left", highlight=False
+        )
+        self.start_engine()
 
     def evaluate(self, version: int) -> list[Evaluation]:
         """Held-out evaluation of the version that is served."""
@@ -120,13 +138,13 @@ class Session:
         return results
 
     def stop(self) -> None:
-        """Tell everything to end, and wait for the engine to do so by itself."""
-        announce_stop(self.client, self.key)
+        """End what the session started; the engine does so by itself, for its lease is over."""
         for part in self._parts:
             part.stop()
-        if self._engine is not None:
-            with suppress(Exception):  # its failure was told by check_engine, or no longer matters
+        with suppress(Exception):  # its failure was told by check_engine, or no longer matters
+            if self._engine is not None:
                 self._engine.result(timeout=STOP_S)
+        uninstall(self.client, self.key)
 
 
 @contextmanager
@@ -137,8 +155,8 @@ def open_session(config: RunConfig, log: CommitLog, console: Console) -> Iterato
         client = stack.enter_context(connect(address, config.deadlines.start))
         check_placement(config, client)
         session = Session(config, log, client, address, console)
-        announce_stop(client, session.key, False)
         stack.callback(session.stop)
+        stack.enter_context(wanted(client, session.key))
         yield session
 
 
@@ -146,4 +164,10 @@ def check_placement(config: RunConfig, client: Client) -> None:
     """Every class has workers and every stage a class. Raises DeadlineExceeded, PlacementError."""
     needed = {placement_of(stage).preferred() for stage in STAGES} | {HardwareClass(config.engine.hardware)}
     wait_for_slots(client, needed - {HardwareClass.LAMBDA}, config.deadlines.start)
-    preflight(STAGES, [d.name for d in config.domains], slots(client))
+    found = slots(client)
+    preflight(STAGES, [d.name for d in config.domains], found)
+    engine = HardwareClass(config.engine.hardware)
+    if engine is HardwareClass.COMPUTE_GPU and found[engine] < 2:
+        raise PlacementError(
+            "pools: one compute_gpu slot for the trainer and the engine; add one, or set engine.hardware"
+        )

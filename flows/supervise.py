@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import TimeoutExpired
+from time import monotonic, sleep
 
 from rich.console import Console
 
-from infra.compute.lifeline import spawn, stop, tail
+from infra.compute.lifeline import reason, spawn, stop
 from rl.errors import DeadlineExceeded, RollmillError
 
 NAMED = 4
+PAUSE_S = 1.0
+"""Before a part is started again: what killed it may still be going on."""
+PERIOD_S = 0.2
 
 
 class PartFailed(RollmillError):
@@ -28,31 +31,36 @@ class Part:
         self.name, self._module, self.log, self._left = name, module, log, restarts
         self.process = spawn(module, log)
 
+    @property
+    def done(self) -> bool:
+        """Whether it ended, and well."""
+        return self.process.poll() == 0
+
     def check(self, console: Console) -> None:
         """Start the process again if it died. Raises PartFailed when that is no use."""
         code = self.process.poll()
         if code is None or code == 0:
             return
         if code == NAMED:
-            raise PartFailed(tail(self.log, 1))
+            raise PartFailed(reason(self.log))
         if self._left == 0:
             raise PartFailed(
-                f"{self.name} died again (code {code}) and its budget (restarts) is spent; the end of {self.log}:\n"
-                f"{tail(self.log)}"
+                f"{self.name} died again (code {code}) and its budget (restarts) is spent; {reason(self.log)}"
             )
         self._left -= 1
         console.print(f"{self.name} died (code {code}): started again, {self._left} restarts left", highlight=False)
         self.stop()
+        sleep(PAUSE_S)
         self.process = spawn(self._module, self.log)
 
-    def finish(self, deadline_s: float) -> None:
-        """Wait for its natural end. Raises DeadlineExceeded, PartFailed."""
-        try:
-            code = self.process.wait(deadline_s)
-        except TimeoutExpired as error:
-            raise DeadlineExceeded(f"{self.name} did not end within {deadline_s:g} s after the last version") from error
-        if code != 0:
-            raise PartFailed(f"{self.name} ended with code {code}: {tail(self.log, 1)}")
+    def finish(self, console: Console, deadline_s: float) -> None:
+        """Wait for its natural end, starting it again if it dies on the way. Raises DeadlineExceeded, PartFailed."""
+        end = monotonic() + deadline_s
+        while not self.done:
+            self.check(console)
+            if monotonic() > end:
+                raise DeadlineExceeded(f"{self.name} did not end within {deadline_s:g} s after the last version")
+            sleep(PERIOD_S)
 
     def stop(self) -> None:
         stop(self.process)

@@ -22,6 +22,7 @@ from flows.prepare import has_base, open_run, push_base
 from flows.progress import Progress
 from flows.report import Report, write_report
 from flows.session import PERIOD_S, Session, open_session
+from flows.supervise import PartFailed
 from flows.warmstart import initial_model
 from infra.store.log import CommitLog
 from infra.tracking.run import Tracker
@@ -56,12 +57,14 @@ def _train(session: Session) -> None:
         rollout = session.start("rollout", config.restarts.rollout)
         with Progress(config, log, session.proxy, session.client, session.console) as progress:
             while (log.sync().head or 0) < steps:
-                learn.check(session.console)
-                rollout.check(session.console)
+                for part in (learn, rollout):
+                    part.check(session.console)
+                    if part.done and (log.sync().head or 0) < steps:
+                        raise PartFailed(f"{part.name} ended before version {steps} was there; see {part.log}")
                 session.check_engine()
                 progress.refresh()
                 sleep(PERIOD_S)
-    learn.finish(config.deadlines.batch)
+    learn.finish(session.console, config.deadlines.batch)
     session.serve(steps)
     session.evaluate(steps)
 

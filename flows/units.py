@@ -45,7 +45,8 @@ class Unit:
         """Run `work` and report its outcome as a Prefect state."""
         try:
             sealed = work()
-        except StageFailure as failure:
+        except Exception as error:
+            failure = error if isinstance(error, StageFailure) else StageFailure(f"{type(error).__name__}: {error}")
             self._end(Ended(self.graph.uid, None, failure))
             return Failed(message=f"{failure.reason}: {failure}")
         if sealed is not None:

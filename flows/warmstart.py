@@ -17,9 +17,9 @@ from prefect import flow
 from flows.home import Home
 from flows.prepare import base_model
 from flows.session import Session
-from infra.compute.pools import slots
 from rl.config.load import dumps
 from rl.config.run import RunConfig
+from rl.errors import DeadlineExceeded
 from rl.placement import placement_of
 from tasks.warmstart import warmstart_process
 
@@ -34,23 +34,29 @@ def initial_model(session: Session) -> Path:
 
 @flow(name="warmstart", flow_run_name="warmstart {name}", validate_parameters=False, persist_result=False)
 def warmstart(name: str, session: Session) -> Path:
-    """Teach the base model by demonstrations; the directory of the result. Raises ProcessFailed, Crashed."""
+    """Teach the base model by demonstrations; the directory of the result. Raises ProcessFailed,
+    Crashed, DeadlineExceeded."""
     config, client = session.config, session.client
     target = Home.default().models / f"warm-{_digest(config)}"
     if (target / "config.json").exists():
         return target
     out = target.with_name(f"{target.name}.{os.getpid()}")
-    where = placement_of(warmstart_process).resolve(None, slots(client))
-    client.submit(
+    where = placement_of(warmstart_process).preferred()
+    child = client.submit(
         warmstart_process,
         session.key,
-        dumps(config),
+        str(session.config_file),
         str(Home.default().models),
         str(out),
-        str(session.work_dir),
         resources={where.value: 1},
         pure=False,
-    ).result(timeout=config.deadlines.warmstart)
+    )
+    try:
+        child.result(timeout=config.deadlines.warmstart)
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"warm start: not done within deadlines.warmstart ({config.deadlines.warmstart:g} s)"
+        ) from error
     try:
         out.rename(target)
     except OSError:  # another process made the same one first

@@ -1,7 +1,8 @@
 """Stage admit: the last member closes the group, which becomes one immutable object in the buffer.
 
 Invariants: idempotent by uid (the object's key is the attempt's, created if absent); what is sealed was checked;
-only whole groups and tombstones are sealed.
+only whole groups are sealed here (the rollout flow seals the
+tombstones).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 from rl.placement import runs_on
 from rl.selection import Candidate
-from rl.trajectory import Group, Problem, Span, Status, Trajectory, Uid
-from tasks.runtime import Runtime, runtime
+from rl.trajectory import Group, Span, Status, Trajectory
+from tasks.runtime import runtime
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sealed:
 def admit(run: str, *members: Trajectory) -> Sealed:
     """Close the group and seal it."""
     group = Group.of(members)
-    _seal(runtime(run), group)
+    runtime(run).buffer.seal([group], writer=f"g{group.uid.ordinal:010d}", seq=group.uid.attempt)
     return summary(group)
 
 
@@ -42,14 +43,6 @@ def admit(run: str, *members: Trajectory) -> Sealed:
 def collect(run: str, *members: Trajectory) -> Sealed:
     """Close a group that is only looked at (evaluation): nothing is sealed."""
     return summary(Group.of(members))
-
-
-@runs_on("cpu")
-def give_up(run: str, uid: Uid, problem: Problem, version: int, reason: str) -> Sealed:
-    """Seal a tombstone: the trainer drops the attempt by this reason and grants the next one."""
-    group = Group.give_up(uid, problem, version, reason)
-    _seal(runtime(run), group)
-    return summary(group)
 
 
 def summary(group: Group) -> Sealed:
@@ -64,8 +57,3 @@ def summary(group: Group) -> Sealed:
         sum(m.retry for m in members),
         tuple(span for m in members for span in m.spans),
     )
-
-
-def _seal(here: Runtime, group: Group) -> None:
-    kind = "t" if group.tombstone else "g"
-    here.buffer.seal([group], writer=f"{kind}{group.uid.ordinal:010d}", seq=group.uid.attempt)

@@ -13,7 +13,7 @@ from threading import Event
 
 from distributed import get_worker
 
-from infra.compute.lifeline import spawn, stop, tail
+from infra.compute.lifeline import reason, spawn, stop
 from infra.compute.signals import follow
 from rl.errors import Fenced, RollmillError
 
@@ -22,7 +22,7 @@ PERIOD_S = 0.2
 
 
 class ProcessFailed(RollmillError):
-    """A child process ended with a failure; the message carries the end of its log."""
+    """A child process ended with a failure; the message is its last words, or the end of its log."""
 
 
 class Crashed(ProcessFailed):
@@ -30,8 +30,8 @@ class Crashed(ProcessFailed):
 
 
 def supervise(run: str, module: Sequence[str], log: Path, threads: int) -> None:
-    """Run `python -m module...` to its end, its output appended to `log`. Raises Fenced, ProcessFailed, Crashed;
-    returns when it is done or the run was told to stop."""
+    """Run `python -m module...` to its end, its output appended to `log`. Raises Fenced, ProcessFailed, Crashed
+    (also when it was ended because the run is no longer wanted)."""
     ended = Event()
     with follow(run, ended, get_worker().scheduler.address):
         child = spawn(module, log, {"OMP_NUM_THREADS": str(threads)})
@@ -41,18 +41,11 @@ def supervise(run: str, module: Sequence[str], log: Path, threads: int) -> None:
         finally:
             told_to_stop = child.poll() is None
             code = stop(child)
-    if code == 0 or told_to_stop:
-        return
+    if told_to_stop:
+        raise Crashed(f"{module[0]} was ended: nobody renews the lease of {run}")
     if code == FENCED:
-        raise Fenced(tail(log, 1))
+        raise Fenced(reason(log))
     if code == NAMED:
-        raise ProcessFailed(tail(log, 1))
-    raise Crashed(f"{module[0]} ended with code {code}; the end of {log}:\n{tail(log)}")
-
-
-def config_file(config_json: str, work_dir: str) -> str:
-    """The configuration as a file that a child reads."""
-    path = Path(work_dir) / "config.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config_json)
-    return str(path)
+        raise ProcessFailed(reason(log))
+    if code != 0:
+        raise Crashed(f"{module[0]} ended with code {code}; {reason(log)}")

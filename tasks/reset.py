@@ -31,7 +31,7 @@ class Member:
 
 def member_key(problem: Problem, uid: Uid, member: int, retry: int) -> str:
     """Names one try of one trajectory everywhere: environment manager, proxy, logs."""
-    return f"{problem.split}-{uid}-{member}-{retry}"
+    return f"{problem.domain}-{problem.split}-{uid}-{member}-{retry}"
 
 
 @runs_on("cpu")

@@ -7,6 +7,7 @@ run's name; connections are made once per process, on first use.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,6 +76,16 @@ def install(client: Client, config: RunConfig, proxy_url: str, cache: Path) -> s
     return key
 
 
+def uninstall(client: Client, key: str) -> None:
+    """Take the run off the workers: its parked environments are closed. A scheduler that is gone is no error."""
+    with suppress(Exception):
+        client.unregister_worker_plugin(_plugin_name(key))
+
+
+def _plugin_name(key: str) -> str:
+    return f"rollmill-{key}"
+
+
 @dataclass(frozen=True)
 class RunPlugin(WorkerPlugin):
     """Installs a run on a worker. Small and plain, so that any worker can receive it."""
@@ -90,7 +101,7 @@ class RunPlugin(WorkerPlugin):
 
     @property
     def name(self) -> str:
-        return f"rollmill-{self.run}"
+        return _plugin_name(self.run)
 
     def setup(self, worker: Worker) -> None:
         made = Runtime(loads(self.config_json), self.proxy_url, Path(self.cache))

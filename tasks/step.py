@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rl.config.load import loads
 from rl.placement import runs_on
-from tasks.child import config_file, supervise
+from tasks.child import supervise
 
 
 @runs_on("compute_gpu")
-def train_process(run: str, config_json: str, proxy_url: str, work_dir: str) -> None:
+def train_process(run: str, config_file: str, proxy_url: str) -> None:
     """Run the trainer until the run's steps are done. Raises Fenced, ProcessFailed, Crashed."""
-    config = loads(config_json)
-    module = ["infra.training.main", config_file(config_json, work_dir), "--proxy-url", proxy_url]
-    supervise(run, module, Path(work_dir) / "logs" / "trainer.log", config.training.threads)
+    path = Path(config_file)
+    module = ["infra.training.main", config_file, "--proxy-url", proxy_url]
+    supervise(run, module, path.parent / "logs" / "trainer.log", loads(path.read_text()).training.threads)

@@ -5,26 +5,25 @@ Invariant: like the trainer it is a process of its own, ends with its run, and n
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import typer
 
-from infra.compute.lifeline import die_with_parent
+from infra.compute.lifeline import die_with_parent, last_words
 from rl.config.load import loads
 from rl.errors import RollmillError
 from rl.placement import runs_on
-from tasks.child import NAMED, config_file, supervise
+from tasks.child import NAMED, supervise
 
 THREADS = 1
 """Measured: a second one is no faster for a tiny model, and much slower where cores are shared."""
 
 
 @runs_on("compute_gpu")
-def warmstart_process(run: str, config_json: str, models_dir: str, out_dir: str, work_dir: str) -> None:
+def warmstart_process(run: str, config_file: str, models_dir: str, out_dir: str) -> None:
     """Run the warm start as a process. Raises ProcessFailed, Crashed."""
-    module = ["tasks.warmstart", config_file(config_json, work_dir), models_dir, out_dir]
-    supervise(run, module, Path(work_dir) / "logs" / "warmstart.log", THREADS)
+    module = ["tasks.warmstart", config_file, models_dir, out_dir]
+    supervise(run, module, Path(config_file).parent / "logs" / "warmstart.log", THREADS)
 
 
 def main(config: Path, models_dir: Path, out_dir: Path) -> None:
@@ -39,7 +38,7 @@ def main(config: Path, models_dir: Path, out_dir: Path) -> None:
         base = materialise(settled.model, models_dir, settled.seed)
         warm_start(settled, make_environment, base, out_dir, lambda look: print(look, flush=True))
     except RollmillError as error:
-        print(f"warmstart: {error}", file=sys.stderr)
+        last_words("warmstart", error)
         raise SystemExit(NAMED) from None
 
 

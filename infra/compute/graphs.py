@@ -74,12 +74,12 @@ class GroupGraph:
     ):
         self._client, self._placements, self._run = client, placements, run
         self.uid, self.problem, self.version, self.size = uid, problem, version, size
-        self._stem = f"{run}/{problem.split}/v{version}/{uid}"
+        self._stem = f"{run}/{problem.domain}/{problem.split}/v{version}/{uid}"
         self._retries = retries
         self._deadline_s = deadline_s
         self._end = monotonic() + deadline_s
         self._scored: dict[int, Future] = {}
-        self._started: dict[int, int] = {}
+        self._started: dict[int, tuple[int, Future]] = {}
         self._cancelled = False
         self._lock = Lock()
 
@@ -124,14 +124,15 @@ class GroupGraph:
         return self._admit() if last else None
 
     def cancel(self) -> list[tuple[int, int]]:
-        """Start nothing more; the (member, retry) pairs started so far, so that their generations can be
-        aborted: what runs on a worker ends at its next turn, not before."""
+        """Start nothing more, and drop what waits; the (member, retry) pairs started so far, so that their
+        generations can be aborted: what runs on a worker ends at its next turn, not before."""
         self._cancelled = True
-        return list(self._started.items())
+        started = dict(self._started)
+        self._client.cancel([future for _, future in started.values()])
+        return [(member, retry) for member, (retry, _) in started.items()]
 
     def _start(self, member: int, retry: int) -> Future:
         """Submit one member's chain; the futures of its inner nodes are dropped at once."""
-        self._started[member] = retry
         submit, p, domain = self._client.submit, self._placements, self.problem.domain
         stem = f"{self._stem}/{member}/{retry}"
         handle = submit(
@@ -154,7 +155,7 @@ class GroupGraph:
             resources=p.resources("interact", domain),
             pure=False,
         )
-        return submit(
+        scored = submit(
             p.stages.score,
             self._run,
             trajectory,
@@ -162,14 +163,14 @@ class GroupGraph:
             resources=p.resources("score", domain),
             pure=False,
         )
+        self._started[member] = (retry, scored)
+        return scored
 
     def _after_failure(self, future: Future, member: int, retry: int) -> Future:
         """Start a failed member again, or raise why not."""
-        cause = future.exception() if future.status == "error" else StageFailure(f"its task was {future.status}")
-        if isinstance(cause, KilledWorker):
-            cause = StageFailure(f"its workers died: {cause}")
-        if not isinstance(cause, StageFailure):
-            cause = StageFailure(f"{type(cause).__name__}: {cause}")
+        cause = _named(
+            future.exception() if future.status == "error" else RuntimeError(f"its task was {future.status}")
+        )
         if self._cancelled or isinstance(cause, StaleTrajectory) or retry >= self._retries:
             raise cause
         return self._start(member, retry + 1)
@@ -189,11 +190,23 @@ class GroupGraph:
             return future.result(timeout=max(0.0, self._end - monotonic()))
         except TimeoutError as error:
             raise self._late() from error
+        except Exception as error:
+            raise _named(error) from error
         finally:
             self._scored.clear()
+            self._started.clear()
 
     def _late(self) -> StageFailure:
         return StageFailure(
             f"group {self.uid} was not complete after {self._deadline_s:.0f} s ({len(self._scored)} of {self.size} "
             f"members scored); see deadlines.trajectory"
         )
+
+
+def _named(cause: BaseException) -> StageFailure:
+    """Whatever went wrong, as a failure with a name."""
+    if isinstance(cause, StageFailure):
+        return cause
+    if isinstance(cause, KilledWorker):
+        return StageFailure(f"its workers died: {cause}")
+    return StageFailure(f"{type(cause).__name__}: {cause}")

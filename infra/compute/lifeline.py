@@ -1,4 +1,4 @@
-"""Child processes that can not outlive their parent.
+"""Child processes that can not outlive their parent, and that can tell it in one line why they ended.
 
 Invariant: a process started by `spawn` ends when its parent does, whatever kills the parent: it holds the read
 end of a pipe whose only write end is the parent's, and `die_with_parent` exits on end of file. This needs no
@@ -17,12 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 
 LIFELINE = "ROLLMILL_LIFELINE"
+LAST_WORDS = "ROLLMILL_LAST_WORDS"
 
 
 def spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start `python -m argv...` in its own session, its output appended to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, **(environment or {}), LIFELINE: "1"}
+    _words_file(log).unlink(missing_ok=True)
+    env = {**os.environ, **(environment or {}), LIFELINE: "1", LAST_WORDS: str(_words_file(log))}
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", *argv],
@@ -65,6 +67,20 @@ def stop(process: subprocess.Popen[bytes], grace_s: float = 10.0) -> int:
     return code
 
 
+def last_words(who: str, error: BaseException) -> None:
+    """In a child: say in one line, on stderr and to the parent, by what named error it ends."""
+    line = f"{who}: {' '.join(str(error).split())}"
+    print(line, file=sys.stderr, flush=True)
+    if (path := os.environ.get(LAST_WORDS)) is not None:
+        Path(path).write_text(line)
+
+
+def reason(log: Path) -> str:
+    """In the parent: the child's last words, else the end of its log."""
+    words = _words_file(log)
+    return words.read_text() if words.exists() else f"the end of {log}:\n{tail(log)}"
+
+
 def tail(log: Path, lines: int = 5) -> str:
     """The last lines of a log, for an error message."""
     if not log.exists():
@@ -75,3 +91,7 @@ def tail(log: Path, lines: int = 5) -> str:
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+def _words_file(log: Path) -> Path:
+    return log.with_suffix(".error")

@@ -123,13 +123,6 @@ def check_address(address: str) -> None:
         )
 
 
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _local_workers(pools: LocalPools) -> dict[str, dict]:
     """One process per hardware class: a class is a kind of machine, and its stages share that process."""
     amounts = {

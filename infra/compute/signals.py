@@ -1,43 +1,63 @@
-"""The stop signal of a run: how long tasks learn that they shall end.
+"""Whether a run is wanted: how long tasks learn that they shall end.
 
-Invariant: `future.cancel()` does not stop a running task, so every long task follows this signal; losing the
-scheduler counts as being told to stop, so that nothing outlives its cluster.
+`future.cancel()` does not stop a running task, so every long task follows this signal. It is a lease: the driver
+of the run renews it, and what is not renewed has ended.
+
+Invariant: a task that follows ends within `LEASE_S` of the driver's end, whatever ended the driver, and of the
+loss of its scheduler: nothing outlives its run, on a cluster of one's own or of somebody else.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
+from time import monotonic
 
 from distributed import Client, Variable
 
-PERIOD_S = 0.5
-LOST_S = 30.0
+RENEW_S = 1.0
+LOOK_S = 0.5
+LEASE_S = 30.0
+STOP = "stop"
 
 
-def announce_stop(client: Client, run: str, stopped: bool = True) -> None:
-    """Set or clear the stop signal of a run."""
-    Variable(_name(run), client=client).set(stopped)
+@contextmanager
+def wanted(client: Client, run: str) -> Iterator[None]:
+    """Hold the lease of a run for the duration of the block; leaving it tells everything to stop."""
+    lease, done = Variable(_name(run), client=client), threading.Event()
+
+    def renew() -> None:
+        for beat in count():
+            with suppress(Exception):  # a scheduler that is away for a moment: the lease outlasts it
+                lease.set(beat, timeout=LEASE_S)
+            if done.wait(RENEW_S):
+                return
+
+    lease.set(0, timeout=LEASE_S)
+    beating = threading.Thread(target=renew, name=f"lease-{run}", daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        done.set()
+        beating.join(LEASE_S)
+        with suppress(Exception):  # without a scheduler the followers know by themselves
+            lease.set(STOP, timeout=LEASE_S)
 
 
 @contextmanager
 def follow(run: str, stop: threading.Event, scheduler: str) -> Iterator[None]:
-    """Set `stop` when the run's signal is set or the scheduler is gone, for the duration of the block."""
+    """Set `stop` when the run is no longer wanted, for the duration of the block."""
     done = threading.Event()
 
     def watch() -> None:
-        try:
-            with Client(scheduler, set_as_default=False, timeout=LOST_S) as client:
-                signal = Variable(_name(run), client=client)
-                while not done.wait(PERIOD_S):
-                    if client.status != "running" or signal.get(timeout=LOST_S):
-                        break
-        except Exception:  # whatever the reason, the cluster does not answer
-            pass
+        with suppress(Exception):  # the scheduler is gone for good
+            _until_unwanted(run, scheduler, done)
         stop.set()
 
-    watcher = threading.Thread(target=watch, name=f"stop-signal-{run}", daemon=True)
+    watcher = threading.Thread(target=watch, name=f"follow-{run}", daemon=True)
     watcher.start()
     try:
         yield
@@ -45,5 +65,18 @@ def follow(run: str, stop: threading.Event, scheduler: str) -> Iterator[None]:
         done.set()
 
 
+def _until_unwanted(run: str, scheduler: str, done: threading.Event) -> None:
+    with Client(scheduler, set_as_default=False, timeout=LEASE_S) as client:
+        lease = Variable(_name(run), client=client)
+        last, renewed = None, monotonic()
+        while not done.wait(LOOK_S) and monotonic() - renewed < LEASE_S:
+            with suppress(TimeoutError):
+                beat = lease.get(timeout=LEASE_S / 3)
+                if beat == STOP:
+                    return
+                if beat != last:
+                    last, renewed = beat, monotonic()
+
+
 def _name(run: str) -> str:
-    return f"rollmill-stop-{run}"
+    return f"rollmill-lease-{run}"

@@ -30,7 +30,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from infra.compute.lifeline import die_with_parent
+from infra.compute.lifeline import die_with_parent, last_words
 from infra.proxy.client import ControlClient
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped as stopped:
         return stopped.code
     except RollmillError as error:
-        print(f"trainer: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        last_words(f"trainer: {type(error).__name__}", error)
         return exit_code(error)
     return 0
 

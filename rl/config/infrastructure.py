@@ -76,3 +76,5 @@ class RestartSection(Section):
     """Rollout flow."""
     trainer: Annotated[int, Field(ge=0)] = 5
     """Trainer."""
+    engine: Annotated[int, Field(ge=0)] = 5
+    """Engine with its proxy."""

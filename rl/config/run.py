@@ -77,8 +77,12 @@ class RunConfig(Section):
                 )
             if getattr(self.pools, self.engine.hardware) < 1:
                 raise ValueError(f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1")
-            if self.pools.compute_gpu < 1:
-                raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
+            needed = 1 + (self.engine.hardware == "compute_gpu")
+            if self.pools.compute_gpu < needed:
+                raise ValueError(
+                    f"pools.compute_gpu ({self.pools.compute_gpu}) is below {needed}: the trainer"
+                    f"{' and the engine run' if needed > 1 else ' runs'} there; set it to {needed}"
+                )
         if self.training.group_size * self.training.groups_per_step % self.training.processes:
             raise ValueError(
                 f"training.processes ({self.training.processes}) does not divide the batch of "

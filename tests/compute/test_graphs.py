@@ -129,3 +129,14 @@ def test_a_class_without_a_pool_is_an_error_at_once_and_lambda_falls_back_to_cpu
     assert Placements(stages, {HardwareClass.CPU: 4}).resources("score", "d") == {"cpu": 1}
     with pytest.raises(PlacementError, match="cpu"):
         Placements(stages, {HardwareClass.LAMBDA: 4}).resources("reset", "d")
+
+
+def test_a_failing_admit_is_a_named_failure_too(client):
+    @runs_on("cpu")
+    def full(run, *members):
+        raise OSError("the disk is full")
+
+    placements = Placements(Stages(reset, interact, score, full), slots(client))
+    this = GroupGraph(client, placements, "fine", Uid(9, 0), Problem(9, "d", 9, 1), 0, SIZE, 2, 30)
+    with pytest.raises(StageFailure, match="the disk is full"):
+        this.run()

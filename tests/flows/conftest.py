@@ -66,7 +66,8 @@ class Rollmill:
         return self.home / "runs" / f"default-{name}"
 
     def config(self, name: str) -> RunConfig:
-        return loads((self.run_dir(name) / "config.json").read_text())
+        newest = max(self.run_dir(name).glob("config-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return loads(newest.read_text())
 
     def log(self, name: str) -> CommitLog:
         config = self.config(name)

@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = 1
 
 
 def head(rollmill: Rollmill, name: str) -> int:
-    if not (rollmill.run_dir(name) / "config.json").exists():
+    if not list(rollmill.run_dir(name).glob("config-*.json")):
         return -1
     found = rollmill.log(name).ledger.head
     return -1 if found is None else found
