@@ -2,11 +2,13 @@
 
     POST /generate                      409 stale | cancelled, 422 a field is wrong, 503 unavailable + Retry-After
     POST /trajectories/{id}/abort
-    POST /control/suspend|prefetch|update|resume    403 fenced, 404 unknown_version, 422 weights that do not fit
+    POST /control/suspend|prefetch|update|resume    403 fenced, 404 unknown_fence | unknown_version,
+                                                    422 weights that do not fit
     GET  /status /healthz /metrics
 
 Invariants: every answer but /metrics is JSON; every failure has an `error` name and a `detail`; a client that goes
-away while it waits frees its place in the engine.
+away while it waits frees its place in the engine; a POST whose content type is not application/json gets 415, so
+that a page in somebody's browser can not send one (a browser asks first, and gets no permission here).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy
-from infra.proxy.control import Proxy, Refused
+from infra.proxy.control import Proxy, Refused, UnknownFence
 from infra.proxy.versions import UnknownVersion
 from infra.proxy.wire import FenceBody, GenerateBody, PrefetchBody, UpdateBody
 from infra.store.errors import StoreUnavailable
@@ -37,6 +39,10 @@ GONE = 499
 """Status of an answer that nobody reads: the client closed the connection."""
 
 logger = logging.getLogger(__name__)
+
+
+class NotJson(RollmillError):
+    """A request whose content type is not that of JSON."""
 
 
 def make_app(proxy: Proxy) -> Starlette:
@@ -98,6 +104,7 @@ def make_app(proxy: Proxy) -> Starlette:
     def post(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
         async def named(request: Request) -> Response:
             try:
+                _check_type(request)
                 return await endpoint(request)
             except Exception as error:
                 name, code = _name(error)
@@ -131,6 +138,10 @@ def _name(error: Exception) -> tuple[str, int]:
             return error.reason, 409
         case Fenced():
             return "fenced", 403
+        case NotJson():
+            return "unsupported_media_type", 415
+        case UnknownFence():
+            return "unknown_fence", 404
         case UnknownVersion():
             return "unknown_version", 404
         case UnknownPolicy():
@@ -156,6 +167,12 @@ def _failure(name: str, code: int, error: Exception) -> Response:
         logger.error("a request failed", exc_info=error)
         content["detail"] = f"{type(error).__name__}: {error}"
     return _json(content, code, {"Retry-After": RETRY_AFTER_S} if code == 503 else None)
+
+
+def _check_type(request: Request) -> None:
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise NotJson(f"the content type is {given!r}; send JSON, as application/json")
 
 
 async def _body(request: Request, model: type[B]) -> B:

@@ -26,6 +26,8 @@ from rl.errors import DeadlineExceeded, Fenced, GenerationFailure, RollmillError
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause between two tries; each is shortened by a random share."""
 ABORT_S = 10.0
+JSON = {"Content-Type": "application/json"}
+"""The proxy takes nothing else."""
 
 
 class ProxyUnavailable(GenerationFailure):
@@ -107,15 +109,13 @@ class ProxyClient:
         """Status and answer of the first try that is neither a lost connection nor a 503."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
-        content, headers = orjson.dumps(body), {"Content-Type": "application/json"}
+        content = orjson.dumps(body)
         pause, longest = BACKOFF_S
         trouble: str | None = None
         while (left := end - loop.time()) > 0:
             try:
                 timeout = aiohttp.ClientTimeout(total=left)
-                async with self._session().post(
-                    self.url + path, data=content, headers=headers, timeout=timeout
-                ) as reply:
+                async with self._session().post(self.url + path, data=content, headers=JSON, timeout=timeout) as reply:
                     status, raw = reply.status, await reply.read()
             except TimeoutError:
                 break
@@ -148,7 +148,7 @@ class ControlClient:
     def __init__(self, url: str, deadline_s: float, fence: int | None = None):
         self.url = url.rstrip("/")
         self._deadline_s, self._fence = deadline_s, fence
-        self._http = httpx.Client(base_url=self.url, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, headers=JSON, trust_env=False)
 
     def suspend(self) -> None:
         """Hold all generation. Raises Fenced, ProxyUnavailable, DeadlineExceeded (as all below)."""

@@ -4,7 +4,8 @@
     update: at any time; the engine swaps between two tokens, then what is too old ends
 
 Invariants
-- A control call with a fence below the highest seen (by call or in the log) changes nothing.
+- Fences come from the log alone. A control call with a fence below the newest one that was read there changes
+  nothing, nor does one (`resume` apart) with a fence that the log, read anew, does not name.
 - A suspension ends within `deadlines.control`, by resume or by the watchdog, also when the trainer is dead.
 - A generation of a trajectory that started before `oldest_viable` ends and a later one is refused, except in
   evaluation.
@@ -42,8 +43,15 @@ class Refused(RollmillError):
     """A generation that was refused or ended, for a reason that the client is told."""
 
     def __init__(self, reason: Reason, detail: str):
-        super().__init__(detail)
-        self.reason = reason
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+class UnknownFence(RollmillError):
+    """A fence that is in nobody's hands: the commit log does not name it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +168,8 @@ class Proxy:
     # -- control -----------------------------------------------------------------------------------------------
 
     async def suspend(self, fence: int) -> None:
-        """Hold all generation. Idempotent; each call gives the watchdog a new deadline."""
+        """Hold all generation. Idempotent; each call gives the watchdog a new deadline. Raises Fenced,
+        UnknownFence, StoreError."""
         await self._guard(fence)
         self._open.clear()
         try:
@@ -175,7 +184,8 @@ class Proxy:
         self._watchdog = asyncio.create_task(self._watch())
 
     async def resume(self, fence: int) -> None:
-        """Go on. Idempotent; does not need the log, so that a store that is down can not prolong a suspension."""
+        """Go on. Idempotent; does not need the log, so that a store that is down can not prolong a suspension.
+        Raises Fenced."""
         self._compare(fence)
         if self._watchdog is not None:
             self._watchdog.cancel()
@@ -183,7 +193,7 @@ class Proxy:
         await self._resume()
 
     async def prefetch(self, fence: int, version: int) -> None:
-        """Read a version while generation goes on. Raises UnknownVersion, StoreError, WeightMismatch."""
+        """Read a version while generation goes on. Raises as `suspend`, and UnknownVersion, WeightMismatch."""
         view = await self._guard(fence)
         await self.engine.prefetch(self.tenant, version, await self.source.directory(view, version))
         self.prefetched = version
@@ -220,16 +230,17 @@ class Proxy:
                 flight.end(self._stale_refusal(flight.body))
 
     async def _guard(self, fence: int) -> LogView:
-        """Raises Fenced unless this is the newest fence, by what was called and by what the log says."""
+        """The log as it is now. Raises Fenced or UnknownFence unless this is its newest fence, StoreError."""
         self._compare(fence)
         view = await self._look()
         self._compare(fence)
+        if fence > self.fence:
+            raise UnknownFence(f"fence {fence} is not in the commit log (its newest is {self.fence})")
         return view
 
     def _compare(self, fence: int) -> None:
         if fence < self.fence:
             raise Fenced(f"fence {fence} is older than {self.fence}: another trainer took over")
-        self.fence = fence
 
     async def _look(self) -> LogView:
         view = await self.source.look()

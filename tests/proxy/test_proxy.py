@@ -7,10 +7,12 @@ from asyncio import to_thread
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
 
 from infra.engines.protocol import BASE, Sampling
 from infra.proxy.client import (
+    JSON,
     ControlClient,
     ControlRefused,
     GenerationTimeout,
@@ -162,6 +164,47 @@ async def test_an_older_fence_changes_nothing(start, store, models):
         ControlClient(run.url, 1).suspend()
 
 
+async def test_a_fence_that_the_log_does_not_name_is_refused_and_forgotten(start, store, models):
+    trainer = Trainer(store, make_config())
+    trainer.publish(models[0])
+    run = await start()
+    await run.turn()
+    invented = trainer.fence + 1000
+    liar, control = run.control(invented), run.control(trainer.fence)
+    for call in (liar.suspend, lambda: liar.update(0, 0), lambda: liar.prefetch(0)):
+        with pytest.raises(ControlRefused, match=f"unknown_fence: fence {invented} is not in the commit log"):
+            await to_thread(call)
+    await to_thread(liar.resume)  # never needs the log, and never stores
+    assert (await to_thread(control.status)).fence == trainer.fence
+    await to_thread(control.suspend)
+    await to_thread(control.resume)
+    successor = Trainer(store, make_config(), "successor")  # the log is asked again each time
+    await to_thread(run.control(successor.fence).suspend)
+    with pytest.raises(Fenced):
+        await to_thread(control.resume)
+    await to_thread(run.control(successor.fence).resume)
+
+
+@pytest.mark.parametrize("path", ["generate", "trajectories/t/abort", "control/suspend", "control/resume"])
+async def test_a_web_page_can_not_send_a_call(start, store, models, path):
+    """What a form or a `no-cors` fetch can send without asking."""
+    trainer = Trainer(store, make_config())
+    trainer.publish(models[0])
+    run = await start()
+    await run.turn()
+    body = orjson.dumps({"fence": trainer.fence})
+    async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session:
+        for kind in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+            headers = {} if kind is None else {"Content-Type": kind}
+            async with session.post(f"{run.url}/{path}", data=body, headers=headers) as reply:
+                answer = await reply.json()
+                assert (reply.status, answer["error"]) == (415, "unsupported_media_type")
+                assert "application/json" in answer["detail"]
+        async with session.options(f"{run.url}/{path}") as reply:
+            assert "Access-Control-Allow-Origin" not in reply.headers
+    assert not (await to_thread(run.control(0).status)).suspended
+
+
 async def test_the_watchdog_ends_a_suspension_whose_trainer_died(start, store, models):
     config = make_config(deadlines={"control": 0.3})
     trainer = Trainer(store, config)
@@ -241,7 +284,7 @@ async def test_bad_requests_name_their_field(start, store, models):
             async with session.post(run.url + "/generate", json=good | change) as reply:
                 answer = await reply.json()
                 assert (reply.status, answer["error"], answer["field"]) == (422, "bad_request", field)
-        async with session.post(run.url + "/generate", data=b"{") as reply:
+        async with session.post(run.url + "/generate", data=b"{", headers=JSON) as reply:
             assert reply.status == 422 and "not JSON" in (await reply.json())["detail"]
     with pytest.raises(RequestRefused, match="unknown_policy"):
         await run.turn(tenant="somebody")
