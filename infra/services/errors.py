@@ -6,7 +6,9 @@ and mend, never a traceback.
 
 from __future__ import annotations
 
+import copyreg
 from pathlib import Path
+from typing import Any
 
 from rl.errors import RollmillError
 
@@ -21,6 +23,10 @@ class ServiceError(RollmillError):
 
     def __str__(self) -> str:
         return f"{self.message} -> {self.mend}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a subclass's arguments are not its message: what is pickled (by Dask) is restored without __init__
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class PortInUse(ServiceError):

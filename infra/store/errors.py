@@ -5,11 +5,18 @@ Each message says what was tried, what came back and what to check; the command 
 
 from __future__ import annotations
 
+import copyreg
+from typing import Any
+
 from rl.errors import RollmillError
 
 
 class StoreError(RollmillError):
     """The store answered with something that is neither success nor one of the errors below."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a subclass's arguments are not its message: what is pickled (by Dask) is restored without __init__
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class StoreUnavailable(StoreError):
