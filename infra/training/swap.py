@@ -2,8 +2,8 @@
 
 Invariants
 - A suspend is paired with a resume, whatever happens in between, as far as the proxy can be reached.
-- A proxy that does not answer is tried again, from SUSPEND on (it may have been started anew), until
-  `deadlines.control`; then there is a named error. Being fenced ends it at once.
+- A proxy that does not answer is tried again, from SUSPEND on, until `deadlines.control`; one that is away may be
+  starting anew and gets `deadlines.start` on top. Then there is a named error. Being fenced ends it at once.
 """
 
 from __future__ import annotations
@@ -50,26 +50,25 @@ class Engines:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """The first swap waits `start_s` longer: the engines may be starting just as the trainer does."""
+        """`start_s`: how much longer than `deadline_s` a swap waits in which the proxy was not there."""
         self._control, self._deadline_s, self._clock, self._pause = control, deadline_s, clock, pause
-        self._extra_s = start_s
+        self._start_s = start_s
 
     def swap(self, protocol: StepProtocol, version: int, oldest_viable: int) -> None:
         """Take `protocol` from before SUSPEND through RECOMPUTE. Raises SwapTimeout, Fenced, or the proxy's
         named error."""
         before = protocol.phase
-        patience = self._deadline_s + self._extra_s
-        end = self._clock() + patience
+        begin, patience, waits = self._clock(), self._deadline_s, "deadlines.control"
         while True:
             try:
                 self._once(protocol, version, oldest_viable)
-                self._extra_s = 0.0
                 return
             except (ProxyUnavailable, DeadlineExceeded) as error:
-                if self._clock() > end:
+                if isinstance(error, ProxyUnavailable):
+                    patience, waits = self._deadline_s + self._start_s, "deadlines.control + deadlines.start"
+                if self._clock() - begin > patience:
                     raise SwapTimeout(
-                        f"the proxy did not take version {version} within {patience:.0f} s "
-                        f"(deadlines.control): {error}"
+                        f"the proxy did not take version {version} within {patience:.0f} s ({waits}): {error}"
                     ) from error
                 if before is Phase.GET_BATCH:  # the batch in hand is still good: only the swap starts over
                     protocol.enter(Phase.GET_BATCH)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from infra.proxy.client import ControlRefused, ProxyUnavailable
-from infra.training.swap import Engines, SwapTimeout
-from rl.errors import Fenced
+from infra.training.swap import PAUSE_S, Engines, SwapTimeout
+from rl.errors import DeadlineExceeded, Fenced
 from rl.protocol import Phase, StepProtocol
 
 
@@ -41,13 +41,13 @@ class Control:
         self.suspended = False
 
 
-def engines(control: Control) -> Engines:
+def engines(control: Control, start_s: float = 0.0) -> Engines:
     now = [0.0]
 
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    return Engines(control, deadline_s=10, clock=lambda: now[0], pause=pause)
+    return Engines(control, deadline_s=10, start_s=start_s, clock=lambda: now[0], pause=pause)
 
 
 def at_get_batch() -> StepProtocol:
@@ -73,10 +73,28 @@ def test_an_absent_proxy_is_tried_again_from_suspend_on(call: str, start: Callab
     assert protocol.phase is Phase.RECOMPUTE and not control.suspended
 
 
-def test_past_the_deadline_there_is_a_named_error() -> None:
-    control = Control(suspend=[ProxyUnavailable("gone")] * 1000)
-    with pytest.raises(SwapTimeout, match=r"did not take version 3 within 10 s \(deadlines.control\): gone"):
-        engines(control).swap(at_get_batch(), 3, 2)
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DeadlineExceeded("slow"), r"within 10 s \(deadlines.control\): slow"),
+        (ProxyUnavailable("gone"), r"within 40 s \(deadlines.control \+ deadlines.start\): gone"),
+    ],
+)
+def test_past_the_deadline_there_is_a_named_error(error: Exception, told: str) -> None:
+    control = Control(suspend=[error] * 1000)
+    with pytest.raises(SwapTimeout, match=f"did not take version 3 {told}"):
+        engines(control, start_s=30).swap(at_get_batch(), 3, 2)
+
+
+def test_engines_may_start_anew_at_every_swap() -> None:
+    """Of 10 s of patience and 30 s to start, 35 s pass away, then one call is slow."""
+    control = Control()
+    ours = engines(control, start_s=30)
+    for version in (3, 4):
+        away: list[Exception] = [ProxyUnavailable("gone")] * int(35 / PAUSE_S)
+        control.failures = {"suspend": [*away, DeadlineExceeded("slow")]}
+        ours.swap(at_get_batch(), version, 2)
+        assert control.calls[-3:] == ["suspend", "update", "resume"] and not control.failures["suspend"]
 
 
 @pytest.mark.parametrize(
