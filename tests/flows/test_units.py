@@ -12,7 +12,11 @@ from rl.trajectory import Uid
 
 @pytest.mark.parametrize(
     "error, reason",
-    [(EnvironmentFailure("x"), "environment_error"), (OSError("no"), "stage_failure"), (KeyError("k"), "stage_failure")],
+    [
+        (EnvironmentFailure("x"), "environment_error"),
+        (OSError("no"), "stage_failure"),
+        (KeyError("k"), "stage_failure"),
+    ],
 )
 def test_any_failure_reaches_the_outbox_by_name(error, reason):
     outbox: Queue = Queue()
