@@ -81,6 +81,7 @@ class Session:
             dumps(self.config),
             "127.0.0.1",
             port,
+            str(self.work_dir),
             resources={where.value: 1},
             pure=False,
             key=f"serve-{uuid.uuid4().hex[:8]}",

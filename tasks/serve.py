@@ -6,6 +6,7 @@ it again elsewhere in the pool, on the same port, and it comes back with the new
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Event
 
 from distributed import get_worker
@@ -16,10 +17,11 @@ from rl.placement import runs_on
 
 
 @runs_on("bandwidth_gpu")
-def serve_engine(run: str, config_json: str, host: str, port: int) -> None:
-    """Serve until the run's stop signal. Raises the proxy's named errors (a port in use, a broken model)."""
+def serve_engine(run: str, config_json: str, host: str, port: int, work_dir: str) -> None:
+    """Serve until the run's stop signal, with files below `work_dir`. Raises the proxy's named errors (a port in
+    use, a broken model)."""
     from infra.proxy.serve import serve  # brings torch, which no other process of a run's driver needs
 
     stop = Event()
     with follow(run, stop, get_worker().scheduler.address):
-        serve(loads(config_json), host, port, stop)
+        serve(loads(config_json), host, port, Path(work_dir), stop)

@@ -3,6 +3,7 @@
 Invariants
 - The port is taken before anything is loaded, and opened when a version is served or the log has none yet.
 - It ends when `stop` is set, and by name when the engine dies; nothing it started outlives the call.
+- Its copies of base and versions are in a directory of its own; what killed ones left is removed at the start.
 - It never touches signal handlers, so it runs in any thread.
 """
 
@@ -13,7 +14,6 @@ import contextlib
 import errno
 import logging
 import socket
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
+from infra.compute.scratch import scratch
 from infra.engines.hf import HFEngine
 from infra.proxy.app import make_app
 from infra.proxy.control import Proxy
@@ -51,16 +52,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(config: RunConfig, host: str, port: int, stop: threading.Event) -> None:
-    """Serve the run until `stop` is set. `host` should be loopback: nothing here authenticates a caller.
+def serve(config: RunConfig, host: str, port: int, cache: Path, stop: threading.Event) -> None:
+    """Serve the run until `stop` is set, with files below `cache`. `host` should be loopback: nothing here
+    authenticates a caller.
 
     Raises PortInUse, ModelUnusable, WeightMismatch, StoreError, or EngineClosed when the engine dies.
     """
     store = ObjectStore.connect(config.store)
-    with _bind(host, port) as listener, tempfile.TemporaryDirectory(prefix="rollmill-proxy-") as cache:
-        base = pull_directory(store, f"{config.prefix}base/", None, Path(cache) / "base")
+    with _bind(host, port) as listener, scratch(cache, "proxy") as own:
+        base = pull_directory(store, f"{config.prefix}base/", None, own / "base")
         log = CommitLog(store, config.prefix, f"proxy-{uuid.uuid4().hex[:8]}")
-        source = VersionSource(log, config.prefix, config.policy, Path(cache) / "states")
+        source = VersionSource(log, config.prefix, config.policy, own / "states")
         engine = HFEngine(
             base,
             device=config.engine.device,

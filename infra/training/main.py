@@ -16,21 +16,19 @@ import argparse
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from infra.compute.lifeline import die_with_parent, last_words
+from infra.compute.scratch import scratch
 from infra.proxy.client import ControlClient
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
@@ -98,35 +96,19 @@ def train(config: RunConfig, proxy_url: str, directory: Path) -> None:
     """Join the run and train it to its last version, with files below `directory`. Raises a RollmillError, or
     Stopped on a follower."""
     waits = config.deadlines
-    timeout_s = waits.batch + 2 * waits.control + SLACK_S
+    timeout_s = waits.batch + 2 * waits.control + waits.start + SLACK_S
     _join(config, timeout_s)
     setup.prepare_process(config.training.threads)
     with ExitStack() as stack:
         lead: Lead | None = None
         if ranks.rank() == 0:
-            lead = Lead(config, stack.enter_context(_work_dir(directory)))
+            lead = Lead(config, stack.enter_context(scratch(directory, "trainer")))
         plan = Plan(
             **json.loads(ranks.broadcast(json.dumps(asdict(lead.plan)).encode() if lead else None, _device()))
         )
         _run(config, proxy_url, plan, lead, timeout_s, stack)
     if ranks.world() > 1:
         dist.destroy_process_group()
-
-
-@contextmanager
-def _work_dir(directory: Path) -> Iterator[Path]:
-    """A directory of this process's own; those that killed trainers left behind are removed."""
-    for old in directory.glob("trainer-*"):
-        pid = old.name.removeprefix("trainer-")
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(old, ignore_errors=True)
-    own = directory / f"trainer-{os.getpid()}"
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir()
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def _join(config: RunConfig, timeout_s: float) -> None:

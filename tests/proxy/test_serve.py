@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -38,7 +39,7 @@ def until_served(control: ControlClient) -> None:
         time.sleep(0.05)
 
 
-def test_serves_in_any_thread_until_it_is_stopped(s3, models, monkeypatch):
+def test_serves_in_any_thread_until_it_is_stopped(s3, models, monkeypatch, tmp_path):
     for name, value in (("AWS_ACCESS_KEY_ID", s3.access_key), ("AWS_SECRET_ACCESS_KEY", s3.secret_key)):
         monkeypatch.setenv(name, value)
     config = make_config(name="serve", store={"bucket": s3.bucket, "endpoint_url": s3.endpoint_url})
@@ -48,10 +49,11 @@ def test_serves_in_any_thread_until_it_is_stopped(s3, models, monkeypatch):
     Trainer(store, config).publish(models[1])
     port, stop = free_port(), threading.Event()
     url = f"http://127.0.0.1:{port}"
-    thread = threading.Thread(target=serve, args=(config, "127.0.0.1", port, stop))
+    thread = threading.Thread(target=serve, args=(config, "127.0.0.1", port, tmp_path, stop))
     thread.start()
     try:
         until_served(ControlClient(url, 5.0))
+        assert [path.name for path in tmp_path.iterdir()] == [f"proxy-{os.getpid()}"]
 
         async def one() -> int:
             client = ProxyClient(url)
@@ -71,10 +73,10 @@ def test_serves_in_any_thread_until_it_is_stopped(s3, models, monkeypatch):
 
         assert asyncio.run(one()) == 5
         with pytest.raises(PortInUse, match=f"port {port} of 127.0.0.1 is in use"):
-            serve(config, "127.0.0.1", port, threading.Event())
+            serve(config, "127.0.0.1", port, tmp_path, threading.Event())
     finally:
         stop.set()
         thread.join(30)
-    assert not thread.is_alive()
+    assert not thread.is_alive() and not list(tmp_path.iterdir())
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
