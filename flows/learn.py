@@ -18,7 +18,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.quiet import quiet_failures
-from infra.compute.lifeline import die_with_parent, last_words
+from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
@@ -114,7 +114,7 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
         learn(f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url)
     except RollmillError as error:
         last_words("learn", error)
-        raise SystemExit(4) from None
+        raise SystemExit(NAMED) from None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from flows.home import Home
 from flows.quiet import quiet_failures
 from flows.units import Ended, Unit, group_unit, trajectory_unit
 from infra.compute.graphs import GroupGraph, Placements, Stages
-from infra.compute.lifeline import die_with_parent, last_words
+from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.client import ControlClient, ProxyUnavailable
 from infra.store.buffer import SampleBuffer
@@ -184,7 +184,7 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
         )
     except RollmillError as error:
         last_words("rollout", error)
-        raise SystemExit(4) from None
+        raise SystemExit(NAMED) from None
 
 
 if __name__ == "__main__":

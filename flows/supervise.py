@@ -11,10 +11,9 @@ from time import monotonic, sleep
 
 from rich.console import Console
 
-from infra.compute.lifeline import reason, spawn, stop
+from infra.compute.lifeline import NAMED, reason, spawn, stop
 from rl.errors import DeadlineExceeded, RollmillError
 
-NAMED = 4
 PAUSE_S = 1.0
 """Before a part is started again: what killed it may still be going on."""
 PERIOD_S = 0.2

@@ -13,11 +13,10 @@ from threading import Event
 
 from distributed import get_worker
 
-from infra.compute.lifeline import reason, spawn, stop
+from infra.compute.lifeline import FENCED, NAMED, reason, spawn, stop
 from infra.compute.signals import follow
 from rl.errors import Fenced, RollmillError
 
-FENCED, NAMED = 3, 4
 PERIOD_S = 0.2
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import typer
 
-from infra.compute.lifeline import die_with_parent, last_words
+from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from rl.config.load import loads
 from rl.errors import RollmillError
 from rl.placement import runs_on
-from tasks.child import NAMED, supervise
+from tasks.child import supervise
 
 THREADS = 1
 """Measured: a second one is no faster for a tiny model, and much slower where cores are shared."""

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+DONE, CRASHED, FENCED, NAMED = 0, 1, 3, 4
+"""Exit codes: done; died without a word; fenced by another trainer; ended by a named error."""
 LIFELINE = "ROLLMILL_LIFELINE"
 LAST_WORDS = "ROLLMILL_LAST_WORDS"
 

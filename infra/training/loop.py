@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
+from infra.compute.lifeline import CRASHED, DONE, FENCED, NAMED
 from infra.store import schema
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import push_directory
@@ -40,9 +41,6 @@ from rl.config.run import RunConfig
 from rl.errors import Fenced, RollmillError
 from rl.protocol import Phase, StepProtocol
 from rl.records import StateRef, Step
-
-DONE, CRASHED, FENCED, NAMED = 0, 1, 3, 4
-"""Exit codes of the trainer."""
 
 log = logging.getLogger(__name__)
 
