@@ -55,7 +55,7 @@ class Environment(ABC):
     async def step(self, action: str) -> Step:
         """Apply the text of one model turn."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  most hold nothing
         """Release what the episode holds; idempotent."""
 
     def expert_action(self) -> str:
