@@ -119,7 +119,9 @@ def evaluate(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
     settled = load_config(config, overrides)
     with services():
         from flows.evaluate import evaluate_newest
+        from flows.quiet import quiet_failures
 
+        quiet_failures()
         evaluate_newest(settled.name, settled, console)
 
 

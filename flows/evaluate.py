@@ -18,7 +18,7 @@ from rl.errors import ConfigError
 @flow(name="evaluate", flow_run_name="evaluate {name}", validate_parameters=False, persist_result=False)
 def evaluate_newest(name: str, config: RunConfig, console: Console | None = None) -> list[Evaluation]:
     """Evaluate the head of a run. Raises ConfigError when it has no version yet."""
-    log = join_run(config)
+    config, log = join_run(config)
     if log.ledger.head is None:
         raise ConfigError(f"run {config.prefix.rstrip('/')!r} has no version yet; train it first")
     with open_session(config, log, console or Console(quiet=True)) as session:

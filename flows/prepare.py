@@ -19,7 +19,7 @@ from infra.store.directories import push_directory
 from infra.store.errors import NotFound
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore, probe_atomicity
-from rl.config.load import dumps
+from rl.config.load import dumps, validate
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
 
@@ -35,6 +35,10 @@ RESUMABLE = (
     "rollout.unit",
 )
 """Fields that a resumed run may change."""
+
+
+LOOKING = ("evaluation", "pools", "engine", "store", "tracking", "deadlines")
+"""Sections that say how to look at a run, not what it is."""
 
 
 class RunExists(RollmillError):
@@ -63,13 +67,14 @@ def open_run(config: RunConfig, resume: bool) -> CommitLog:
     return log
 
 
-def join_run(config: RunConfig) -> CommitLog:
-    """The log of a run that exists; creates nothing. Raises StoreUnavailable, ConfigError."""
+def join_run(config: RunConfig) -> tuple[RunConfig, CommitLog]:
+    """A run that exists, to look at: its own configuration, but for the sections in `LOOKING`, which are the given
+    one's; and its log. Creates nothing. Raises StoreUnavailable, ConfigError."""
     store = reach(config)
-    _join(config, json.loads(stored_config_text(store, config.prefix)), resume=True)
+    given, stored = json.loads(dumps(config)), json.loads(stored_config_text(store, config.prefix))
     log = CommitLog(store, config.prefix, writer="observer")
     log.sync()
-    return log
+    return validate(stored | {section: given[section] for section in LOOKING}, "the run's configuration"), log
 
 
 def stored_config_text(store: ObjectStore, prefix: str) -> str:

@@ -121,6 +121,11 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
     code, output = rollmill("evaluate", "frozen_lake", "--set", "name=plain", "--set", "evaluation.problems=8")
     assert code == 0 and "version 5" in output
 
+    code, output = rollmill("evaluate", "frozen_lake", "--set", "name=mistyped")
+    assert code == 2 and "mistyped" in output and "Traceback" not in output
+    code, output = rollmill("evaluate", "frozen_lake", "--set", "name=mistyped")
+    assert code == 2, "looking at a run that does not exist must not make one"
+
 
 def test_lora_and_the_unit_trajectory_train_too(rollmill: Rollmill):
     code, output = rollmill.train("lora", "model.lora={rank: 4}", "rollout.unit=trajectory", "training.steps=2")
