@@ -16,6 +16,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, as_completed
 from distributed.scheduler import KilledWorker
 
@@ -85,7 +86,8 @@ class GroupGraph:
 
     def run(self) -> Any:
         """All members, then admit: the unit `group`."""
-        watched = {self._start(member, 0): (member, 0) for member in range(self.size)}
+        tries = [(member, 0) for member in range(self.size)]
+        watched = dict(zip(self._start(*tries), tries, strict=True))
         ready = as_completed(list(watched), loop=self._client.loop, timeout=self._deadline_s)
         try:
             for future in ready:
@@ -107,7 +109,7 @@ class GroupGraph:
         """One member, from start to score; the last one of the group admits it and returns the result: the
         unit `trajectory`."""
         retry = 0
-        future = self._start(member, retry)
+        (future,) = self._start((member, retry))
         while True:
             try:
                 future.result(timeout=max(0.0, self._end - monotonic()))
@@ -131,40 +133,27 @@ class GroupGraph:
         self._client.cancel([future for _, future in started.values()])
         return [(member, retry) for member, (retry, _) in started.items()]
 
-    def _start(self, member: int, retry: int) -> Future:
-        """Submit one member's chain; the futures of its inner nodes are dropped at once."""
-        submit, p, domain = self._client.submit, self._placements, self.problem.domain
-        stem = f"{self._stem}/{member}/{retry}"
-        handle = submit(
-            p.stages.reset,
-            self._run,
-            self.uid,
-            member,
-            retry,
-            self.problem,
-            self.version,
-            key=("reset", stem),
-            resources=p.resources("reset", domain),
-            pure=False,
+    def _start(self, *tries: tuple[int, int]) -> list[Future]:
+        """Submit the chains of these (member, retry) as one graph, which costs half of a submission per node; the
+        futures of the inner nodes never exist, so the workers drop what they hold as soon as it was used."""
+        stages, run = self._placements.stages, self._run
+        layers: dict[str, dict[tuple[str, str], tuple]] = {"reset": {}, "interact": {}, "score": {}}
+        for member, retry in tries:
+            stem = f"{self._stem}/{member}/{retry}"
+            reset, interact, score = ((stage, stem) for stage in layers)
+            layers["reset"][reset] = (stages.reset, run, self.uid, member, retry, self.problem, self.version)
+            layers["interact"][interact] = (stages.interact, run, reset)
+            layers["score"][score] = (stages.score, run, interact)
+        graph = HighLevelGraph(
+            {name: MaterializedLayer(nodes, self._annotations(name)) for name, nodes in layers.items()},
+            {"reset": set(), "interact": {"reset"}, "score": {"interact"}},
         )
-        trajectory = submit(
-            p.stages.interact,
-            self._run,
-            handle,
-            key=("interact", stem),
-            resources=p.resources("interact", domain),
-            pure=False,
-        )
-        scored = submit(
-            p.stages.score,
-            self._run,
-            trajectory,
-            key=("score", stem),
-            resources=p.resources("score", domain),
-            pure=False,
-        )
-        self._started[member] = (retry, scored)
-        return scored
+        futures = self._client.get(graph, list(layers["score"]), sync=False)
+        self._started.update((member, (retry, future)) for (member, retry), future in zip(tries, futures, strict=True))
+        return futures
+
+    def _annotations(self, stage: str) -> dict[str, Any]:
+        return {"resources": self._placements.resources(stage, self.problem.domain)}
 
     def _after_failure(self, future: Future, member: int, retry: int) -> Future:
         """Start a failed member again, or raise why not."""
@@ -173,7 +162,7 @@ class GroupGraph:
         )
         if self._cancelled or isinstance(cause, StaleTrajectory) or retry >= self._retries:
             raise cause
-        return self._start(member, retry + 1)
+        return self._start((member, retry + 1))[0]
 
     def _admit(self) -> Any:
         members = [self._scored[i] for i in range(self.size)]

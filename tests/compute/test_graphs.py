@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 
 import pytest
+from distributed import get_worker
 
 from infra.compute.graphs import GroupGraph, Placements, Stages
 from infra.compute.pools import slots
@@ -140,3 +141,26 @@ def test_a_failing_admit_is_a_named_failure_too(client):
     this = GroupGraph(client, placements, "fine", Uid(9, 0), Problem(9, "d", 9, 1), 0, SIZE, 2, 30)
     with pytest.raises(StageFailure, match="the disk is full"):
         this.run()
+
+
+def test_every_stage_runs_on_a_worker_of_its_class(client):
+    @runs_on("cpu")
+    async def start(run, uid, member, retry, problem, version):
+        return [get_worker().name]
+
+    @runs_on("cpu")
+    async def play(run, so_far):
+        return [*so_far, get_worker().name]
+
+    @runs_on("lambda")
+    def judge(run, so_far):
+        return [*so_far, get_worker().name]
+
+    @runs_on("cpu")
+    def close(run, *members):
+        return [[*member, get_worker().name] for member in members]
+
+    placements = Placements(Stages(start, play, judge, close), slots(client))
+    for ordinal in range(20, 25):
+        this = GroupGraph(client, placements, "where", Uid(ordinal, 0), Problem(ordinal, "d", 0, 1), 0, SIZE, 0, 30)
+        assert this.run() == [["cpu", "cpu", "lambda", "cpu"]] * SIZE
