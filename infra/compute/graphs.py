@@ -81,6 +81,7 @@ class GroupGraph:
         self._end = monotonic() + deadline_s
         self._scored: dict[int, Future] = {}
         self._started: dict[int, tuple[int, Future]] = {}
+        self._begun: list[Future] = []
         self._cancelled = False
         self._lock = Lock()
 
@@ -109,7 +110,7 @@ class GroupGraph:
         """One member, from start to score; the last one of the group admits it and returns the result: the
         unit `trajectory`."""
         retry = 0
-        (future,) = self._start((member, retry))
+        future = self._first_try(member)
         while True:
             try:
                 future.result(timeout=max(0.0, self._end - monotonic()))
@@ -124,6 +125,13 @@ class GroupGraph:
             self._scored[member] = future
             last = len(self._scored) == self.size
         return self._admit() if last else None
+
+    def _first_try(self, member: int) -> Future:
+        """The member's first future; whoever comes first submits the whole group, in one graph."""
+        with self._lock:
+            if not self._begun:
+                self._begun = self._start(*((m, 0) for m in range(self.size)))
+            return self._begun[member]
 
     def cancel(self) -> list[tuple[int, int]]:
         """Start nothing more, and drop what waits; the (member, retry) pairs started so far, so that their
@@ -184,6 +192,7 @@ class GroupGraph:
         finally:
             self._scored.clear()
             self._started.clear()
+            self._begun.clear()
 
     def _late(self) -> StageFailure:
         return StageFailure(
