@@ -4,17 +4,21 @@
 
 Both sides run trivial stages (reset -> interact -> score per member, admit per group) with the same resources on
 the same local cluster, in turns within one run; the cost is the CPU time of this process, the scheduler (in it)
-and the workers, divided by the number of trajectories. The Prefect server records task runs at its own pace in a
-process of its own: its cost is a figure of its own, and no part of the ratios.
+and the workers, divided by the number of trajectories. The Prefect server, which this starts for itself, records
+task runs at its own pace in a process of its own; that is no part of the figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from queue import Queue
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import sleep
 from typing import Any
 
@@ -27,6 +31,8 @@ from benchmarks.report import Figure, emit
 from flows.units import Ended, Unit, group_unit, trajectory_unit
 from infra.compute.graphs import GroupGraph, Placements, Stages
 from infra.compute.pools import cluster, connect, slots
+from infra.services import supervisor
+from infra.services.endpoints import environment
 from rl.config.infrastructure import LocalPools
 from rl.placement import runs_on
 from rl.trajectory import Problem, Uid
@@ -106,6 +112,17 @@ def ours(client: Client, placements: Placements, groups: range, unit: str) -> No
     run()
 
 
+def with_server(arguments: list[str]) -> int:
+    """This module again, in a process that has a Prefect server of its own and the console's log level."""
+    with TemporaryDirectory(prefix="rollmill-benchmark-") as home:
+        try:
+            ours = environment(supervisor.up(home, supervisor.AUTO, ["prefect"]))
+            env = {**os.environ, **ours, "PREFECT_LOGGING_LEVEL": "WARNING"}
+            return subprocess.run([sys.executable, "-m", "benchmarks.orchestration", *arguments], env=env).returncode
+        finally:
+            supervisor.down(home)
+
+
 def cpu_seconds(processes: list[psutil.Process]) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in processes)
 
@@ -153,4 +170,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line always is JSON")
-    emit("orchestration", main(parser.parse_args().quick))
+    quick = parser.parse_args().quick
+    if "PREFECT_API_URL" not in os.environ:  # Prefect reads it when it is imported
+        sys.exit(with_server(sys.argv[1:]))
+    emit("orchestration", main(quick))
