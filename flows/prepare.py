@@ -25,6 +25,7 @@ from rl.errors import ConfigError, RollmillError
 
 RESUMABLE = (
     "training.steps",
+    "training.max_flat_groups",
     "evaluation",
     "pools",
     "store",

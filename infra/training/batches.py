@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from infra.store.buffer import SampleBuffer
 from infra.store.errors import Overtaken
 from infra.store.log import CommitLog
-from rl.errors import DeadlineExceeded
+from rl.errors import DeadlineExceeded, RollmillError
 from rl.ledger import Ledger
 from rl.records import Drop, Reason
-from rl.selection import Candidate, DropPolicy, doomed, select
+from rl.selection import Candidate, DropPolicy, Selection, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Group, Uid
 
@@ -31,6 +31,10 @@ PAUSE_S = (0.05, 0.5)
 
 class BatchTimeout(DeadlineExceeded):
     """No new group arrived for so long that the rollout side must be broken."""
+
+
+class NoSignal(RollmillError):
+    """Group after group has equal rewards: there is nothing to learn from."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,12 @@ class Batches:
         staleness: StalenessPolicy,
         drops: DropPolicy,
         deadline_s: float,
+        max_flat_groups: int,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._log, self._buffer, self._staleness, self._drops = log, buffer, staleness, drops
+        self._max_flat_groups, self._flat_groups = max_flat_groups, 0
         self._deadline_s, self._clock, self._pause = deadline_s, clock, pause
         self.settled: Counter[str] = Counter()
         """Attempts settled between steps, by reason; whoever reports them clears it."""
@@ -72,7 +78,8 @@ class Batches:
         reports them clears it."""
 
     def next(self) -> Batch:
-        """The batch of the step on the head. Raises BatchTimeout, Fenced, StalenessViolation, a StoreError."""
+        """The batch of the step on the head. Raises BatchTimeout, NoSignal, Fenced, StalenessViolation, or a
+        StoreError."""
         seen: set[Uid] = set()
         last, (wait, longest) = self._clock(), PAUSE_S
         while True:
@@ -82,7 +89,7 @@ class Batches:
                 seen |= new
                 last, wait = self._clock(), PAUSE_S[0]
             selection = select(ledger, candidates, self._staleness, self._drops)
-            self._look_at_flat(selection.dropped)
+            self._look_at_flat(selection)
             if selection.batch:
                 return self._take(ledger, selection.batch, selection.dropped)
             if selection.dropped:
@@ -105,9 +112,18 @@ class Batches:
         segments = self._buffer.segments(uids)
         return Batch(ledger.head, ledger.next_version, groups, segments, list(dropped), lags)
 
-    def _look_at_flat(self, dropped: Sequence[Drop]) -> None:
-        flat = [Uid.parse(drop.uid) for drop in dropped if drop.reason is Reason.EQUAL_REWARD]
-        self.flat += [reward for group in self._buffer.take(flat) for reward in group.rewards]
+    def _look_at_flat(self, selection: Selection) -> None:
+        """Note the rewards of what has no signal. Raises NoSignal when there was nothing else for too long."""
+        flat = [Uid.parse(drop.uid) for drop in selection.dropped if drop.reason is Reason.EQUAL_REWARD]
+        rewards = [reward for group in self._buffer.take(flat) for reward in group.rewards]
+        self.flat += rewards
+        self._flat_groups = 0 if selection.batch else self._flat_groups + len(flat)
+        if flat and self._flat_groups >= self._max_flat_groups:
+            raise NoSignal(
+                f"{self._flat_groups} groups in a row had equal rewards (the last ones {rewards[-1]:g}): nothing to "
+                "learn from; start from a policy that succeeds sometimes (model.warmstart), change the task's "
+                "difficulty, or raise training.max_flat_groups"
+            )
 
     def _settle(self, dropped: Sequence[Drop]) -> None:
         try:

@@ -112,7 +112,9 @@ class Leader:
         self._config, self._commits, self._buffer, self._engines = config, commits, buffer, engines
         self._checkpoints, self._tracker = checkpoints, tracker
         self._replay = deque(replay)
-        self._batches = Batches(commits, buffer, config.policy, config.drops, config.deadlines.batch)
+        self._batches = Batches(
+            commits, buffer, config.policy, config.drops, config.deadlines.batch, config.training.max_flat_groups
+        )
         self._protocol = StepProtocol(config.staleness.alpha)
         self._clock = metrics.Clock()
         self._batch: Batch | None = None

@@ -48,6 +48,9 @@ class TrainingSection(Section):
     """Weight of the KL term against the initial policy; 0 keeps no reference model."""
     dynamic_sampling: bool = True
     """Do not train groups whose rewards are all equal; they are counted by name."""
+    max_flat_groups: Annotated[int, Field(ge=1)] = 2000
+    """With dynamic sampling: so many groups in a row without signal end the run by name, for a policy that always
+    or never succeeds learns nothing."""
     examine_factor: Annotated[float, Field(ge=1)] = 1.0
     """With dynamic sampling: up to this many times `groups_per_step` groups are looked at to fill a batch.
     1 trains whatever of one batch has signal; larger values refill it (DAPO)."""

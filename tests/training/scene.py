@@ -118,7 +118,8 @@ class Scene:
     def batches(self, log: CommitLog, **options: Any) -> Batches:
         config = self.config
         buffer = SampleBuffer(self.store, config.prefix)
-        return Batches(log, buffer, config.policy, config.drops, config.deadlines.batch, **options)
+        limits = (config.deadlines.batch, config.training.max_flat_groups)
+        return Batches(log, buffer, config.policy, config.drops, *limits, **options)
 
     def train_here(self) -> int:
         """The trainer's main in this process; its exit code."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.services.endpoints import S3Endpoint
-from infra.training.batches import BatchTimeout
+from infra.training.batches import BatchTimeout, NoSignal
 from rl.errors import Fenced, StalenessViolation
 from rl.records import Settle
 from rl.trajectory import Group, Uid
@@ -98,6 +98,17 @@ def test_a_batch_without_any_signal_is_settled_and_waited_on(scene: Callable[...
     assert batches.next().uids == [Uid(3, 0), Uid(4, 0), Uid(5, 0)]
     assert batches.settled == {"equal_reward": 3}
     assert log.ledger.low_water == 3
+
+
+def test_nothing_but_equal_rewards_ends_the_run_by_name(scene: Callable[..., Scene]) -> None:
+    run = scene(training={"max_flat_groups": 6})
+    log = run.log()
+    log.fence()
+    run.commit(log)
+    run.seal_many(3, rewards=lambda k, _: 1.0)
+    time = Time(lambda: run.seal([make_group(i, 4, rewards=lambda *_: 1.0) for i in (3, 4, 5)]))
+    with pytest.raises(NoSignal, match="6 groups in a row"):
+        run.batches(log, **time.options).next()
 
 
 def test_tombstones_are_settled_at_once(scene: Callable[..., Scene]) -> None:
