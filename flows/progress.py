@@ -17,6 +17,8 @@ from rich.live import Live
 from rich.table import Table
 
 from infra.proxy.client import ControlClient
+from infra.store.buffer import SampleBuffer
+from infra.store.errors import StoreError
 from infra.store.log import CommitLog
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
@@ -36,7 +38,9 @@ class Progress:
     proxy: ControlClient
     client: Client
     console: Console
+    buffer: SampleBuffer
     _stages: dict[str, int] = field(default_factory=dict)
+    _filled: int = 0
     _step: Step | None = None
     _begun: tuple[float, int] | None = None
     _tokens: tuple[float, float] = (0.0, 0.0)
@@ -92,6 +96,9 @@ class Progress:
             self._tokens = (tokens, now)
         except RollmillError:
             pass
+        with suppress(StoreError):
+            sealed = self.buffer.refresh(ledger, self.config.policy)
+            self._filled = sum(c.tombstone is None for c in sealed)
         with suppress(OSError):
             self._stages = self.client.run_on_scheduler(count_stages)
 
@@ -102,6 +109,7 @@ class Progress:
             ("version", f"{head if head is not None else '-'}/{self.config.training.steps}"),
             ("serving", str(self._serving if self._serving is not None else "-")),
             *((stage, str(self._stages.get(stage, 0))) for stage in STAGES),
+            ("buffer", f"{self._filled}/{self.config.policy.buffer_groups}"),
             ("trained groups", str(self.log.ledger.trained_groups)),
             (
                 "dropped",

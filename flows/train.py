@@ -24,6 +24,7 @@ from flows.report import Report, write_report
 from flows.session import PERIOD_S, Session, open_session
 from flows.supervise import PartFailed
 from flows.warmstart import initial_model
+from infra.store.buffer import SampleBuffer
 from infra.store.log import CommitLog
 from infra.tracking.run import Tracker
 from rl.config.run import RunConfig
@@ -55,7 +56,8 @@ def _train(session: Session) -> None:
         session.evaluate(0)
     if (log.sync().head or 0) < steps:
         rollout = session.start("rollout", config.restarts.rollout)
-        with Progress(config, log, session.proxy, session.client, session.console) as progress:
+        buffer = SampleBuffer(log.store, config.prefix)
+        with Progress(config, log, session.proxy, session.client, session.console, buffer) as progress:
             while (log.sync().head or 0) < steps:
                 for part in (learn, rollout):
                     part.check(session.console)
