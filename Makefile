@@ -53,7 +53,7 @@ test: lint types contracts
 
 # Under 2 minutes.
 test-fast: lint
-	$(BIN)/python -m pytest -m "not slow and not server and not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 
 test-full: lint types contracts smollm2
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
