@@ -41,8 +41,7 @@ def write_report(
 ) -> Report:
     """Read the run from the store and write `reward.png`, `timeline.png` and `report.json` into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    log = CommitLog(store, config.prefix, writer="report")
-    records = list(log.records(1))
+    records = records_of(config, store)
     steps = [r for r in records if isinstance(r, Step)]
     evaluations = load_all(config, store)
     figures = _figures(config, steps, evaluations, wall_s)
