@@ -67,10 +67,17 @@ _TRANSFER = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=P
 class ObjectStore:
     """One bucket through one boto3 client. Safe to share between threads, not between processes."""
 
-    def __init__(self, client: Any, bucket: str, deadline_s: float = DEADLINE_S):
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        deadline_s: float = DEADLINE_S,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ):
         self.client = client
         self.bucket = bucket
-        self._deadline_s = deadline_s
+        self._deadline_s, self._clock, self._pause = deadline_s, clock, pause
 
     @classmethod
     def connect(cls, section: StoreSection) -> ObjectStore:
@@ -95,6 +102,11 @@ class ObjectStore:
         except NotFound:
             return False
         return True
+
+    def nonce(self, key: str) -> str | None:
+        """The nonce that `create` made this object by; None when something else made it. Raises NotFound."""
+        found = self._retry(f"HEAD {key}", lambda: self.client.head_object(Bucket=self.bucket, Key=key))
+        return found["Metadata"].get("nonce")
 
     def put(self, key: str, body: bytes) -> None:
         """Write or overwrite."""
@@ -199,7 +211,7 @@ class ObjectStore:
         """Run `request` until it succeeds or fails for good, or the deadline passes."""
         passing = passing or faults.passes
         deadline_s = min(self._deadline_s, deadline_s or self._deadline_s)
-        end = time.monotonic() + deadline_s
+        end = self._clock() + deadline_s
         pause = 0.05
         while True:
             try:
@@ -207,12 +219,12 @@ class ObjectStore:
             except (BotoCoreError, ClientError) as error:
                 if not passing(error):
                     raise self._named(what, error) from error
-                if time.monotonic() + pause > end:
+                if self._clock() + pause > end:
                     raise StoreUnavailable(
                         f"{self._where()}: {what} did not succeed within {deadline_s:.0f} s: {error}; check that the "
                         "server runs and that store.endpoint_url or AWS_ENDPOINT_URL_S3 names it"
                     ) from error
-            time.sleep(pause * random.uniform(0.5, 1.0))  # jitter: racing writers must not repeat in step
+            self._pause(pause * random.uniform(0.5, 1.0))  # jitter: racing writers must not repeat in step
             pause = min(pause * 2, 2.0)
 
     def _named(self, what: str, error: Exception) -> StoreError:
