@@ -6,6 +6,8 @@ Invariants
 - At any moment an outstanding ordinal has exactly one open attempt; dropping it grants the next one or
   abandons the ordinal.
 - Versions are strictly monotonic and never reused; lag counts edges of the live line.
+- What is needed to go on (the head, the newest full state, the window of alpha) is never marked deleted; a pin
+  can not be made below the gc floor, where objects may be gone already.
 - `from_snapshot(ledger.snapshot())` is the same ledger: a fold may start at any record with a snapshot.
 """
 
@@ -15,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rl.errors import LogCorrupt
-from rl.records import Drop, Fence, GcFloor, Outcome, Record, Rollback, Settle, Snapshot, StateRef, Step
+from rl.records import Drop, Fence, GcFloor, Mark, Outcome, Record, Retain, Rollback, Settle, Snapshot, StateRef, Step
 from rl.trajectory import Uid
 
 LINE = 64
@@ -38,6 +40,9 @@ class Ledger:
         self.strikes: dict[int, Counter[str]] = {}
         self.alpha: int | None = None
         self.gc_floor = 0
+        self.pins: dict[int, StateRef] = {}
+        self.deleted: set[int] = set()
+        self.granted: dict[int, int] = {}
         self.trained_groups = 0
         self.dropped_groups: Counter[str] = Counter()
 
@@ -62,6 +67,9 @@ class Ledger:
             alpha=self.alpha,
             fence=self.fence,
             gc_floor=self.gc_floor,
+            pins=dict(sorted(self.pins.items())),
+            deleted=tuple(sorted(self.deleted)),
+            granted=dict(sorted(self.granted.items())),
             trained_groups=self.trained_groups,
             dropped_groups=dict(sorted(self.dropped_groups.items())),
         )
@@ -73,6 +81,7 @@ class Ledger:
         self.attempts = dict(s.attempts)
         self.strikes = {o: Counter(c) for o, c in s.strikes.items()}
         self.alpha, self.fence, self.gc_floor = s.alpha, s.fence, s.gc_floor
+        self.pins, self.deleted, self.granted = dict(s.pins), set(s.deleted), dict(s.granted)
         self.trained_groups, self.dropped_groups = s.trained_groups, Counter(s.dropped_groups)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -125,7 +134,7 @@ class Ledger:
                 self._step(record)
             case Settle():
                 for drop in record.dropped:
-                    self._drop(record.lsn, drop)
+                    self._drop(record.lsn, drop, self.head)
             case Rollback():
                 if record.snapshot is None or record.snapshot.head != record.to:
                     raise LogCorrupt(f"record {record.lsn}: a rollback to {record.to} without its snapshot")
@@ -142,7 +151,15 @@ class Ledger:
                     raise LogCorrupt(
                         f"record {record.lsn}: gc floor falls from {self.gc_floor} to {record.version}"
                     )
+                if record.version > self.oldest_needed:
+                    raise LogCorrupt(
+                        f"record {record.lsn}: gc floor {record.version} is above version {self.oldest_needed}, which "
+                        "the run still needs"
+                    )
                 self.gc_floor = record.version
+                self.deleted = {v for v in self.deleted if v >= self.gc_floor}
+            case Retain():
+                self._retain(record)
         self.lsn = record.lsn
 
     def _step(self, record: Step) -> None:
@@ -153,10 +170,10 @@ class Ledger:
             )
         for text in record.trained:
             uid = self._open(record.lsn, text)
-            self._settle(uid.ordinal)
+            self.settle(uid.ordinal)
             self.trained_groups += 1
         for drop in record.dropped:
-            self._drop(record.lsn, drop)
+            self._drop(record.lsn, drop, record.version)
         self.head, self.next_version, self.alpha = record.version, record.version + 1, record.alpha
         self.line = [*self.line, record.version][-LINE:]
         self.states[record.version] = record.state
@@ -171,83 +188,63 @@ class Ledger:
             )
         return uid
 
-    def _drop(self, lsn: int, drop: Drop) -> None:
+    def _retain(self, record: Retain) -> None:
+        version, mark = record.version, record.mark
+        if version >= self.next_version:
+            raise LogCorrupt(f"record {record.lsn}: version {version} does not exist yet")
+        if mark is Mark.UNPIN:
+            self.pins.pop(version, None)
+            return
+        if version < self.gc_floor or version in self.deleted:
+            raise LogCorrupt(
+                f"record {record.lsn}: version {version} may be deleted already (the gc floor is {self.gc_floor})"
+            )
+        if mark is Mark.PIN:
+            if record.state is None:
+                raise LogCorrupt(f"record {record.lsn}: version {version} is pinned without its state")
+            self.pins[version] = record.state
+            return
+        if version in self.pins or self.needed(version):
+            why = "is pinned" if version in self.pins else "is needed to go on"
+            raise LogCorrupt(f"record {record.lsn}: version {version} can not be deleted: it {why}")
+        self.deleted.add(version)
+        self.states.pop(version, None)
+
+    def needed(self, version: int) -> bool:
+        """Whether the run can not go on without this version: it is in the window that may still be trained, or
+        the newest one to resume from."""
+        return version == self.newest_full or version in self._window
+
+    @property
+    def oldest_needed(self) -> int:
+        """No gc floor may lie above: to go on, the run may have to train again, from the newest full state, what
+        was logged since, and those samples may be alpha older than it."""
+        if self.newest_full not in self.line:
+            return self.gc_floor
+        return self.line[max(0, self.line.index(self.newest_full) - (self.alpha or 0))]
+
+    @property
+    def _window(self) -> list[int]:
+        """The versions whose samples may still be trained."""
+        return self.line[-(self.alpha or 0) - 1 :]
+
+    def _drop(self, lsn: int, drop: Drop, head: int | None) -> None:
         uid = self._open(lsn, drop.uid)
         self.dropped_groups[drop.reason.value] += 1
         if drop.outcome is Outcome.ABANDON:
-            self._settle(uid.ordinal)
+            self.settle(uid.ordinal)
         else:
             self.attempts[uid.ordinal] = uid.attempt + 1
+            if head is not None:
+                self.granted[uid.ordinal] = head
             self.strikes.setdefault(uid.ordinal, Counter())[drop.reason.value] += 1
 
-    def _settle(self, ordinal: int) -> None:
+    def settle(self, ordinal: int) -> None:
+        """Close an ordinal for good: trained or abandoned."""
         self.attempts.pop(ordinal, None)
+        self.granted.pop(ordinal, None)
         self.strikes.pop(ordinal, None)
         self.settled_above.add(ordinal)
         while self.low_water in self.settled_above:
             self.settled_above.remove(self.low_water)
             self.low_water += 1
-
-
-def rolled_back(records: Iterable[Record], to: int) -> Snapshot:
-    """The snapshot that a rollback to version `to` carries: settled is what the live line up to `to` settled;
-    every later attempt is closed for good, so its ordinal, if trained after `to`, is granted a fresh one.
-
-    `records` is the log from its beginning (or from a record with a snapshot no newer than `to`).
-    Raises LogCorrupt when `to` is not on the live line.
-    """
-    ledger = Ledger()
-    then: Snapshot | None = None
-    live: list[int] = []
-    reopened: dict[int, int] = {}
-    for record in records:
-        if ledger.lsn == 0 and record.lsn > 1:
-            if record.snapshot is None:
-                raise LogCorrupt(f"record {record.lsn} does not start a fold")
-            ledger = Ledger.from_snapshot(record.lsn, record.snapshot)
-            live = list(ledger.line)
-        else:
-            ledger.apply(record)
-        if isinstance(record, Step):
-            live.append(record.version)
-        elif isinstance(record, Rollback):
-            known = record.to in live  # else the fold began after it
-            live = live[: live.index(record.to) + 1] if known else list(ledger.line)
-        if ledger.head == to:
-            then = ledger.snapshot()
-            reopened.clear()
-            continue
-        if isinstance(record, Step):
-            reopened.update((uid.ordinal, uid.attempt + 1) for uid in map(Uid.parse, record.trained))
-        if isinstance(
-            record, Step | Settle
-        ):  # what an earlier rollback reopened may have been abandoned since
-            for drop in record.dropped:
-                if drop.outcome is Outcome.ABANDON:
-                    reopened.pop(Uid.parse(drop.uid).ordinal, None)
-    if then is None or to not in live:
-        raise LogCorrupt(f"version {to} is not on the live line {live}")
-    if to < ledger.gc_floor:
-        raise LogCorrupt(f"version {to} is below the gc floor {ledger.gc_floor}: its state may be deleted")
-    after = Ledger.from_snapshot(ledger.lsn, then)
-    for ordinal, attempt in ledger.attempts.items():
-        if not after.settled(ordinal):
-            after.attempts[ordinal] = max(attempt, after.attempts.get(ordinal, 0))
-    for ordinal, attempt in reopened.items():
-        after.attempts[ordinal] = max(attempt, after.attempts.get(ordinal, 0))
-    for ordinal in _settled_without_training(ledger, after, reopened):
-        after._settle(ordinal)
-    after.next_version = ledger.next_version
-    after.fence, after.gc_floor = ledger.fence, ledger.gc_floor
-    after.dropped_groups = Counter(ledger.dropped_groups)
-    return after.snapshot()
-
-
-def _settled_without_training(now: Ledger, then: Ledger, reopened: dict[int, int]) -> list[int]:
-    """Ordinals abandoned after `then`: they stay abandoned, for their attempts are closed."""
-    top = max(now.settled_above, default=now.low_water)
-    return [
-        o
-        for o in range(then.low_water, top + 1)
-        if now.settled(o) and not then.settled(o) and o not in reopened
-    ]

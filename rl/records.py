@@ -21,6 +21,8 @@ class Reason(StrEnum):
     """Why an attempt was dropped."""
 
     STALE = "stale"
+    TOO_LONG = "too_long"
+    """It took longer than a held version was held: no staleness bound fits this problem."""
     EQUAL_REWARD = "equal_reward"
     DUPLICATE = "duplicate"
     ROLLED_BACK = "rolled_back"
@@ -29,6 +31,17 @@ class Reason(StrEnum):
     REWARD_ERROR = "reward_error"
     GENERATION_ERROR = "generation_error"
     STAGE_FAILURE = "stage_failure"
+
+
+class Mark(StrEnum):
+    """What an operator says of a version's state."""
+
+    PIN = "pin"
+    """Keep it, whatever the retention policy says."""
+    UNPIN = "unpin"
+    """Leave it to the retention policy again."""
+    DELETE = "delete"
+    """Nobody needs it: it may be deleted."""
 
 
 class Outcome(StrEnum):
@@ -88,6 +101,12 @@ class Snapshot(_Model):
     fence: int
     """lsn of the newest fence."""
     gc_floor: int = 0
+    pins: dict[int, StateRef] = {}
+    """Pinned versions, each with its state."""
+    deleted: tuple[int, ...] = ()
+    """Versions marked for deletion, from `gc_floor` on."""
+    granted: dict[int, int] = {}
+    """Head at the time when the open attempt of an outstanding ordinal was granted, where `attempts` has it."""
     trained_groups: int
     dropped_groups: dict[str, int]
 
@@ -151,7 +170,17 @@ class GcFloor(_Record):
     version: int
 
 
-Record = Annotated[Fence | Step | Settle | Rollback | GcFloor, Field(discriminator="kind")]
+class Retain(_Record):
+    """An operator pins a version, lets it go, or deletes it."""
+
+    kind: Literal["retain"] = "retain"
+    version: int
+    mark: Mark
+    state: StateRef | None = None
+    """Of a pinned version: a reader of the log need not look for its step."""
+
+
+Record = Annotated[Fence | Step | Settle | Rollback | GcFloor | Retain, Field(discriminator="kind")]
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 

@@ -30,11 +30,12 @@ from infra.store.errors import NotFound, Overtaken, StoreError
 from infra.store.objects import ObjectStore
 from rl import records
 from rl.errors import DeadlineExceeded, Fenced, LogCorrupt, ProtocolViolation
-from rl.ledger import Ledger, rolled_back
-from rl.records import Drop, Fence, GcFloor, Record, Rollback, Settle, StateRef, Step
+from rl.ledger import Ledger
+from rl.records import Drop, Fence, GcFloor, Mark, Record, Retain, Rollback, Settle, StateRef, Step
+from rl.rollback import rolled_back
 from rl.trajectory import Uid
 
-R = TypeVar("R", Fence, Step, Settle, Rollback, GcFloor)
+R = TypeVar("R", Fence, Step, Settle, Rollback, GcFloor, Retain)
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +195,11 @@ class CommitLog:
         """Allow deletion below `version`. Raises LogCorrupt when that would lower the floor."""
         return self._append(lambda stamp: GcFloor(**stamp, version=version))
 
+    def append_retain(self, version: int, mark: Mark, state: StateRef | None = None) -> Retain:
+        """Pin, unpin or delete a version; a pin names its `state`. Needs no fence: an operator does it beside the
+        trainer. Raises LogCorrupt, with the reason, for what may not be pinned or deleted."""
+        return self._append(lambda stamp: Retain(**stamp, version=version, mark=mark, state=state))
+
     # -- inside --------------------------------------------------------------------------------------
 
     def _append(self, make: Callable[[dict], R]) -> R:
@@ -215,7 +221,7 @@ class CommitLog:
             overtaken = self.read(record.lsn)
             if overtaken is None:
                 raise LogCorrupt(f"{self._key(record.lsn)}: exists and can not be read")
-            if self._held is not None and not isinstance(overtaken, Settle | GcFloor):
+            if self._held is not None and not isinstance(overtaken, Settle | GcFloor | Retain):
                 raise Fenced(f"{overtaken.kind} record {overtaken.lsn} by {overtaken.writer} took the place of ours")
             self.ledger.apply(overtaken)
 

@@ -141,12 +141,20 @@ class World:
             batch=batch,
             version=version,
             base=ledger.head,
-            state=StateRef(prefix=f"state/{version}/", manifest_sha256="0", full=version % 3 == 0),
+            state=self.state(version),
             weights_sha256="0",
             alpha=self.policy.alpha,
             trained=tuple(str(c.uid) for c in batch),
             dropped=tuple(dropped),
         )
+
+    @staticmethod
+    def full(version: int) -> bool:
+        """Whether this world keeps the full state of a version."""
+        return version % 3 == 0
+
+    def state(self, version: int) -> StateRef:
+        return StateRef(prefix=f"state/{version}/", manifest_sha256="0", full=self.full(version))
 
     def starts(self) -> list[int]:
         """Lsns at which a fold may begin: 0, and every record with a snapshot."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rl.errors import LogCorrupt
-from rl.ledger import LINE, Ledger, rolled_back
+from rl.ledger import LINE, Ledger
 from rl.records import (
     Drop,
     Fence,
@@ -26,6 +26,7 @@ from rl.records import (
     encode,
     uids,
 )
+from rl.rollback import rolled_back
 from rl.trajectory import Uid
 from tests.rl.histories import STATE, common, drop, history, step
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.ledger import Ledger, rolled_back
+from rl.ledger import Ledger
 from rl.protocol import Phase, StepProtocol, phases
 from rl.records import Fence, Reason, Rollback, Settle, decode
+from rl.rollback import rolled_back
 from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid

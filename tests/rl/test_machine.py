@@ -9,9 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rl.errors import Fenced
-from rl.ledger import Ledger, rolled_back
-from rl.records import Fence, GcFloor, Reason, Rollback, Settle, decode
+from rl.errors import Fenced, LogCorrupt
+from rl.ledger import Ledger
+from rl.records import Fence, GcFloor, Mark, Reason, Retain, Rollback, Settle, decode
+from rl.rollback import rolled_back
 from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
@@ -148,8 +149,15 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.trainer.line) > 2)
     @rule(data=st.data(), swap=st.booleans())
     def roll_back(self, data: st.DataObject, swap: bool) -> None:
-        live = [v for v in self.trainer.line if v >= self.trainer.gc_floor]
-        to = data.draw(st.sampled_from(live))
+        line, gone = self.trainer.line, self.trainer.deleted
+        full = [v for v in line if self.world.full(v)]
+        resumable = []
+        for to in line:
+            resume = max(v for v in full if v <= to)
+            needed = resume if resume == to else line[max(0, line.index(resume) - self.policy.alpha)]
+            if needed >= self.trainer.gc_floor and not {to, resume} & gone:
+                resumable.append(to)
+        to = data.draw(st.sampled_from(resumable))
         start = data.draw(st.sampled_from(self._starts_up_to(to)))
         records = [decode(body) for body in self.world.log[max(0, start - 1) :]]
         self.world.append(self.trainer, Rollback, to=to, snapshot=rolled_back(records, to))
@@ -168,12 +176,31 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.trainer.line) > 4)
     @rule(data=st.data())
     def collect(self, data: st.DataObject) -> None:
-        newest = self.trainer.newest_full
-        assert newest is not None
-        low = min(self.policy.floor(self.trainer), newest)
+        line = self.trainer.line
+        newest = max(v for v in line if self.world.full(v))
+        low = line[max(0, line.index(newest) - self.policy.alpha)]
         if low >= self.trainer.gc_floor:
             version = data.draw(st.integers(self.trainer.gc_floor, low))
             self.world.append(self.trainer, GcFloor, version=version)
+
+    @rule(data=st.data(), mark=st.sampled_from(Mark))
+    def mark(self, data: st.DataObject, mark: Mark) -> None:
+        """An operator marks any version that ever was; the ledger refuses what would hurt."""
+        version = data.draw(st.integers(0, self.trainer.next_version - 1))
+        needed = self.trainer.line[-1 - self.policy.alpha :]
+        needed.append(max(v for v in self.trainer.line if self.world.full(v)))
+        gone = version < self.trainer.gc_floor or version in self.trainer.deleted
+        pinned = version in self.trainer.pins
+        refused = (mark is Mark.PIN and gone) or (mark is Mark.DELETE and (gone or pinned or version in needed))
+        state = self.world.state(version) if mark is Mark.PIN else None
+        try:
+            self.world.append(self.trainer, Retain, version=version, mark=mark, state=state)
+        except LogCorrupt:
+            assert refused
+            return
+        assert not refused
+        assert (version in self.trainer.pins) == (mark is Mark.PIN)
+        assert (version in self.trainer.deleted) == (mark is Mark.DELETE or (gone and version >= self.trainer.gc_floor))
 
     # -- both, so that histories get somewhere -------------------------------------------------------
 

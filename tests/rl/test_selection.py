@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rl.errors import StalenessViolation
-from rl.ledger import Ledger, rolled_back
+from rl.ledger import Ledger
 from rl.records import Outcome, Reason, Rollback, Settle
+from rl.rollback import rolled_back
 from rl.selection import Candidate, DropPolicy, admissible, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
