@@ -1,6 +1,6 @@
 """The format of a segment: Parquet, one row per trajectory, readable by pandas, polars and datasets as it is.
 
-Schema version 1 (file metadata `rollmill.schema`; a reader refuses newer ones by name):
+Schema version 1.0 (file metadata `rollmill.schema`: major.minor).
 
 | column | type | |
 |---|---|---|
@@ -10,6 +10,7 @@ Schema version 1 (file metadata `rollmill.schema`; a reader refuses newer ones b
 | domain, problem_index, seed, split | string, int64, int64, string | the problem |
 | member, start_version, prompt_length, turns, retry | int32 (start_version: int64) | |
 | status | string | terminated, truncated |
+| generated_tokens, newest_version | int32, int64 | tokens with mask 1; the newest version among `versions` |
 | reward, environment_reward | float64 | `reward` is the sum of `rewards`, for the reader's convenience |
 | rewards | list<struct<name: string, value: float64>> | named parts, in order |
 | token_ids, loss_mask, logprobs, versions | list<int32>, list<uint8>, list<float32>, list<int64> | one length |
@@ -18,31 +19,35 @@ Schema version 1 (file metadata `rollmill.schema`; a reader refuses newer ones b
 | info | string | JSON: the one column without a shape of its own |
 
 Nested types rather than JSON where the shape is known: they keep floats exact and need no parsing. `rewards` is
-a list of pairs, not a map, since datasets has no map type.
+a list of pairs, not a map, since datasets has no map type. What follows from other columns (`reward`,
+`generated_tokens`, `newest_version`) is there for those who look without decoding: people, and `summarise`.
+
+Versions: a minor one only adds columns, each with a default in `Trajectory`. A reader ignores columns that it does
+not know, and where a column is missing it takes the default: so old readers read new files and new readers old ones.
+Any other change is a new major version, and a reader refuses a newer major by name.
 
 Invariants: rows of a group are adjacent, in the order of its members; `decode(encode(groups)) == groups`, where
-log-probs are rounded to float32 (what engines compute in). Tokens, masks and versions are dictionary-encoded,
-log-probs byte-stream-split, everything zstd: the smallest of what was measured.
+log-probs are rounded to float32 (what engines compute in).
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.store.columns import lists_of, numbers
 from infra.store.errors import SchemaTooNew
 from rl.selection import Candidate
 from rl.trajectory import Group, Message, Problem, Span, Status, Trajectory, Uid
 
-SCHEMA_VERSION = 1
-_META = b"rollmill.schema"
+SCHEMA_VERSION = (1, 0)
+_META = "rollmill.schema"
 
 _PART = pa.struct([("name", pa.string()), ("value", pa.float64())])
 _MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -63,6 +68,8 @@ SCHEMA = pa.schema(
         pa.field("turns", pa.int32()),
         pa.field("retry", pa.int32()),
         pa.field("status", pa.string()),
+        pa.field("generated_tokens", pa.int32()),
+        pa.field("newest_version", pa.int64()),
         pa.field("reward", pa.float64()),
         pa.field("environment_reward", pa.float64()),
         pa.field("rewards", pa.list_(_PART)),
@@ -73,14 +80,27 @@ SCHEMA = pa.schema(
         pa.field("messages", pa.list_(_MESSAGE)),
         pa.field("spans", pa.list_(_SPAN)),
         pa.field("info", pa.string()),
-    ],
-    metadata={_META: str(SCHEMA_VERSION).encode()},
+    ]
 )
-_NUMPY = {"token_ids": np.int32, "loss_mask": np.uint8, "logprobs": np.float32, "versions": np.int64}
-_DICTIONARY = ["tombstone", "domain", "split", "status", "token_ids.list.element", "loss_mask.list.element",
-               "versions.list.element", "rewards.list.element.name", "messages.list.element.role",
-               "spans.list.element.stage"]  # fmt: skip
-_ENCODING = {"logprobs.list.element": "BYTE_STREAM_SPLIT"}
+_LISTS = {"token_ids": "i", "loss_mask": "B", "logprobs": "f", "versions": "q"}
+"""Columns of one number per token, with the format of the number."""
+_OPTIONAL = {f.name for f in fields(Trajectory) if f.default is not MISSING or f.default_factory is not MISSING}
+_DERIVED = {"reward", "generated_tokens", "newest_version"}
+
+WIDE = ("token_ids.list.element", "logprobs.list.element", "messages.list.element.content", "info")
+NARROW = (
+    *(field.name for field in SCHEMA if not pa.types.is_list(field.type) and field.name != "info"),
+    "rewards.list.element.name", "rewards.list.element.value", "loss_mask.list.element", "versions.list.element",
+    "messages.list.element.role", "spans.list.element.stage", "spans.list.element.start", "spans.list.element.end",
+)  # fmt: skip
+ENCODING: Mapping[str, Any] = {
+    "compression": dict.fromkeys(WIDE, "zstd") | dict.fromkeys(NARROW, "none"),
+    "use_dictionary": ["loss_mask.list.element", "versions.list.element"],
+    "column_encoding": dict.fromkeys(WIDE[:2], "BYTE_STREAM_SPLIT"),
+    "write_statistics": ["ordinal", "version"],
+}
+"""How columns are written, as `pyarrow.parquet.ParquetWriter` takes it; chosen by measurement (docs/store.md). A
+column chunk has a price of its own, higher when compressed, and most hold a few bytes: only wide ones are worth it."""
 
 _MEMBER: dict[str, Callable[[Trajectory], Any]] = {
     "member": lambda t: t.member,
@@ -89,6 +109,8 @@ _MEMBER: dict[str, Callable[[Trajectory], Any]] = {
     "turns": lambda t: t.turns,
     "retry": lambda t: t.retry,
     "status": lambda t: t.status.value,
+    "generated_tokens": lambda t: t.generated_tokens,
+    "newest_version": lambda t: max(set(t.versions), default=None),
     "reward": lambda t: t.reward,
     "environment_reward": lambda t: t.environment_reward,
     "rewards": lambda t: [{"name": name, "value": value} for name, value in t.rewards.items()],
@@ -111,6 +133,11 @@ _GROUP: dict[str, Callable[[Group], Any]] = {
 def encode(groups: Sequence[Group]) -> bytes:
     """A segment's bytes; equal groups give equal bytes. Raises ValueError for what the format can not hold:
     a group that is neither whole nor a tombstone, a uid twice, `info` that is not JSON."""
+    return write(table(groups), ENCODING)
+
+
+def table(groups: Sequence[Group]) -> pa.Table:
+    """The groups as rows. Raises as `encode`."""
     rows: list[tuple[Group, Trajectory | None]] = []
     for group in groups:
         _check(group)
@@ -121,22 +148,23 @@ def encode(groups: Sequence[Group]) -> bytes:
     for field in SCHEMA:
         if field.name in _GROUP:
             columns.append(pa.array([_GROUP[field.name](group) for group, _ in rows], field.type))
-        elif field.name in _NUMPY:
+        elif field.name in _LISTS:
             lists = [None if member is None else getattr(member, field.name) for _, member in rows]
-            columns.append(_numbers(lists, field.name))
+            columns.append(numbers(lists, _LISTS[field.name], field.name))
         else:
             values = [None if member is None else _MEMBER[field.name](member) for _, member in rows]
             columns.append(pa.array(values, field.type))
-    sink = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_arrays(columns, schema=SCHEMA),
-        sink,
-        compression="zstd",
-        use_dictionary=_DICTIONARY,
-        column_encoding=_ENCODING,
-        write_statistics=["ordinal", "version"],
-    )
-    return sink.getvalue()
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def write(rows: pa.Table, encoding: Mapping[str, Any]) -> bytes:
+    """A table as a Parquet file with the schema version in its metadata."""
+    sink = pa.BufferOutputStream()
+    # Parquet's own types say all that Arrow's copy of the schema would say, in 2.7 kB less.
+    with pq.ParquetWriter(sink, rows.schema, store_schema=False, **encoding) as writer:
+        writer.write_table(rows)
+        writer.add_key_value_metadata({_META: "{}.{}".format(*SCHEMA_VERSION)})
+    return sink.getvalue().to_pybytes()
 
 
 def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
@@ -144,63 +172,59 @@ def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
 
     Raises SchemaTooNew, or pyarrow's ArrowInvalid for bytes that are no segment.
     """
-    table = _read(body, None)
-    keys = list(map(Uid, table["ordinal"].to_pylist(), table["attempt"].to_pylist()))
-    if uids is not None:
+    rows = _read(body, [name for name in SCHEMA.names if name not in _DERIVED])
+    keys = list(map(Uid, rows["ordinal"].to_pylist(), rows["attempt"].to_pylist()))
+    if uids is not None and not all(uid in uids for uid in keys):
         wanted = [at for at, uid in enumerate(keys) if uid in uids]
-        table, keys = table.take(pa.array(wanted, pa.int64())), [keys[at] for at in wanted]
+        rows, keys = rows.take(pa.array(wanted, pa.int64())), [keys[at] for at in wanted]
     columns: dict[str, list[Any]] = {
-        f.name: _lists(table[f.name]) if f.name in _NUMPY else table[f.name].to_pylist() for f in SCHEMA
+        name: lists_of(rows[name]) if name in _LISTS else rows[name].to_pylist() for name in rows.column_names
     }
+    members = [name for name in columns if name not in _GROUP]
     groups = []
     for uid, adjacent in groupby(range(len(keys)), key=keys.__getitem__):
         at = list(adjacent)
-        row = {name: values[at[0]] for name, values in columns.items()}
-        problem = Problem(uid.ordinal, row["domain"], row["problem_index"], row["seed"], row["split"])
-        members = [
-            _member(uid, problem, {name: values[i] for name, values in columns.items()})
+        first = at[0]
+        problem = Problem(uid.ordinal, *(columns[name][first] for name in ("domain", "problem_index", "seed", "split")))
+        whole = [
+            _member(uid, problem, {name: columns[name][i] for name in members})
             for i in at
             if columns["member"][i] is not None
         ]
-        groups.append(Group(uid, problem, row["version"], members, row["tombstone"]))
+        groups.append(Group(uid, problem, columns["version"][first], whole, columns["tombstone"][first]))
     return groups
 
 
 def summarise(body: bytes) -> list[Candidate]:
-    """What selection needs to know of a segment's groups, without decoding their texts. Raises as `decode`."""
-    table = _read(body, ["ordinal", "attempt", "version", "tombstone", "reward", "versions"])
-    newest = [max(versions, default=None) if versions else None for versions in _lists(table["versions"])]
-    names = ("ordinal", "attempt", "version", "tombstone", "reward")
-    rows = list(zip(*(table[name].to_pylist() for name in names), newest, strict=True))
+    """What selection needs to know of a segment's groups, from its narrow columns alone. Raises as `decode`."""
+    rows = _read(body, ["ordinal", "attempt", "version", "tombstone", "reward", "newest_version"])
     found = []
-    for (ordinal, attempt), adjacent in groupby(rows, key=lambda row: row[:2]):
-        group = list(adjacent)
-        rewards = [row[4] for row in group if row[4] is not None]
-        versions = [row[5] for row in group if row[5] is not None]
-        informative = bool(rewards) and max(rewards) - min(rewards) > 1e-9
-        version, tombstone = group[0][2:4]
-        newest_version = max(versions, default=version)
-        found.append(
-            Candidate(
-                Uid(ordinal, attempt),
-                version,
-                informative,
-                tombstone,
-                newest_version if newest_version > version else None,
-            )
-        )
+    members = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+    for (ordinal, attempt), adjacent in groupby(members, lambda member: member[:2]):
+        _, _, versions, tombstones, rewards, newest = zip(*adjacent, strict=True)
+        parts = [reward for reward in rewards if reward is not None]
+        informative = bool(parts) and max(parts) - min(parts) > 1e-9
+        last = max((version for version in newest if version is not None), default=versions[0])
+        later = last if last > versions[0] else None
+        found.append(Candidate(Uid(ordinal, attempt), versions[0], informative, tombstones[0], later))
     return found
 
 
-def _read(body: bytes, columns: list[str] | None) -> pa.Table:
-    file = pq.ParquetFile(io.BytesIO(body))
-    written = (file.schema_arrow.metadata or {}).get(_META)
-    if written is None:
-        raise pa.ArrowInvalid("not a segment: the schema version is missing from the file's metadata")
-    if int(written) > SCHEMA_VERSION:
-        raise SchemaTooNew(f"schema version {int(written)}, this Rollmill reads up to {SCHEMA_VERSION}; upgrade it")
-    # One thread: callers read many segments side by side.
-    return file.read(columns=columns, use_threads=False)
+def _read(body: bytes, columns: list[str]) -> pa.Table:
+    """These columns, in this order, without the optional ones that an older file lacks."""
+    with pq.ParquetFile(pa.BufferReader(body)) as file:
+        written = (file.metadata.metadata or {}).get(_META.encode())
+        if written is None:
+            raise pa.ArrowInvalid("not a segment: the schema version is missing from the file's metadata")
+        if int(written.partition(b".")[0]) > SCHEMA_VERSION[0]:
+            ours = "{}.{}".format(*SCHEMA_VERSION)
+            raise SchemaTooNew(f"schema version {written.decode()}, this Rollmill reads up to {ours}; upgrade it")
+        there = set(file.schema_arrow.names)
+        missing = [name for name in columns if name not in there and name not in _OPTIONAL]
+        if missing:
+            raise pa.ArrowInvalid(f"not a segment: no column {missing[0]}")
+        # One thread: callers read many segments side by side.
+        return file.read([name for name in columns if name in there], use_threads=False)
 
 
 def _check(group: Group) -> None:
@@ -220,43 +244,15 @@ def _json(member: Trajectory) -> str:
         raise ValueError(f"trajectory {member.uid}/{member.member}: info is not JSON: {error}") from error
 
 
-def _numbers(lists: Sequence[Sequence[float] | None], name: str) -> pa.ListArray:
-    """A list column from Python lists of numbers; an order of magnitude faster than pa.array on them."""
-    dtype = _NUMPY[name]
-    parts = [np.asarray(values or (), dtype=dtype) for values in lists]
-    offsets = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int32)
-    values = np.concatenate(parts) if parts else np.empty(0, dtype)
-    missing = pa.array([values is None for values in lists], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=missing)
-
-
-def _lists(column: pa.ChunkedArray) -> list[list[Any] | None]:
-    """Python lists from a list column of numbers."""
-    found: list[list[Any] | None] = []
-    for chunk in column.chunks:
-        values, offsets = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
-        valid = chunk.is_valid().to_numpy(zero_copy_only=False)
-        found += [values[offsets[i] : offsets[i + 1]].tolist() if valid[i] else None for i in range(len(chunk))]
-    return found
+_FROM: dict[str, Callable[[Any], Any]] = {
+    "messages": lambda messages: [Message(m["role"], m["content"]) for m in messages],
+    "status": Status,
+    "info": json.loads,
+    "rewards": lambda parts: {part["name"]: part["value"] for part in parts},
+    "spans": lambda spans: [Span(s["stage"], s["start"], s["end"]) for s in spans],
+}
 
 
 def _member(uid: Uid, problem: Problem, row: dict[str, Any]) -> Trajectory:
-    return Trajectory(
-        uid=uid,
-        member=row["member"],
-        problem=problem,
-        start_version=row["start_version"],
-        prompt_length=row["prompt_length"],
-        token_ids=row["token_ids"],
-        loss_mask=row["loss_mask"],
-        logprobs=row["logprobs"],
-        versions=row["versions"],
-        messages=[Message(**message) for message in row["messages"]],
-        status=Status(row["status"]),
-        turns=row["turns"],
-        retry=row["retry"],
-        environment_reward=row["environment_reward"],
-        info=json.loads(row["info"]),
-        rewards={part["name"]: part["value"] for part in row["rewards"]},
-        spans=[Span(**span) for span in row["spans"]],
-    )
+    made = {name: make(row[name]) for name, make in _FROM.items() if name in row}
+    return Trajectory(uid=uid, problem=problem, **row | made)

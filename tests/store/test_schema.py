@@ -69,31 +69,49 @@ def test_pandas_reads_it_without_us() -> None:
 
 def test_encodings_are_as_documented() -> None:
     file = pq.ParquetFile(io.BytesIO(schema.encode([group(3)])))
-    columns = {file.metadata.row_group(0).column(i).path_in_schema: i for i in range(file.metadata.num_columns)}
-
-    def encodings(path: str) -> set[str]:
-        return set(file.metadata.row_group(0).column(columns[path]).encodings)
-
-    assert "BYTE_STREAM_SPLIT" in encodings("logprobs.list.element")
-    for path in ("token_ids.list.element", "loss_mask.list.element", "versions.list.element"):
-        assert "RLE_DICTIONARY" in encodings(path)
-    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    chunks = [file.metadata.row_group(0).column(i) for i in range(file.metadata.num_columns)]
+    assert {c.path_in_schema for c in chunks} == {*schema.WIDE, *schema.NARROW}
+    assert {c.path_in_schema for c in chunks if c.compression == "ZSTD"} == set(schema.WIDE)
+    found = {c.path_in_schema.removesuffix(".list.element"): set(c.encodings) for c in chunks}
+    assert "BYTE_STREAM_SPLIT" in found["token_ids"] & found["logprobs"]
+    assert "RLE_DICTIONARY" in found["loss_mask"] & found["versions"]
 
 
-def _with_version(version: bytes | None) -> bytes:
-    table = pq.read_table(io.BytesIO(schema.encode([group(1)])))
+def _as_version(rows: pa.Table, version: bytes | None) -> bytes:
     sink = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata(version and {b"rollmill.schema": version}), sink)
+    pq.write_table(rows.replace_schema_metadata(version and {b"rollmill.schema": version}), sink)
     return sink.getvalue()
 
 
-def test_a_newer_schema_is_refused_by_name() -> None:
-    assert schema.decode(_with_version(b"1")) == [group(1)]
-    with pytest.raises(SchemaTooNew, match="schema version 2"):
-        schema.decode(_with_version(b"2"))
+def test_a_newer_minor_version_is_read_without_the_columns_that_it_added() -> None:
+    rows = schema.table([group(1), tombstone(2)])
+    rows = rows.add_column(3, "new_column", pa.array(["?"] * len(rows)))
+    newer = _as_version(rows, b"1.7")
+    assert schema.decode(newer) == [group(1), tombstone(2)]
+    assert [c.uid for c in schema.summarise(newer)] == [Uid(1, 0), Uid(2, 0)]
 
 
-@pytest.mark.parametrize("body", [b"", b"PAR1 nonsense", _with_version(None)])
+def test_an_older_file_gets_the_default_of_a_column_that_it_lacks() -> None:
+    older = _as_version(schema.table([group(1)]).drop_columns(["spans", "retry", "info"]), b"1.0")
+    (back,) = schema.decode(older)
+    assert [(m.spans, m.retry, m.info) for m in back.members] == [([], 0, {})] * 2
+    assert [m.token_ids for m in back.members] == [m.token_ids for m in group(1).members]
+
+
+def test_a_file_without_a_column_that_has_no_default_is_refused() -> None:
+    with pytest.raises(pa.ArrowInvalid, match="no column token_ids"):
+        schema.decode(_as_version(schema.table([group(1)]).drop_columns(["token_ids"]), b"1.0"))
+
+
+def test_a_newer_major_version_is_refused_by_name() -> None:
+    rows = schema.table([group(1)])
+    assert schema.decode(_as_version(rows, b"1.0")) == [group(1)]
+    for read in (schema.decode, schema.summarise):
+        with pytest.raises(SchemaTooNew, match=r"schema version 2\.0, this Rollmill reads up to 1\.0; upgrade it"):
+            read(_as_version(rows, b"2.0"))
+
+
+@pytest.mark.parametrize("body", [b"", b"PAR1 nonsense", _as_version(schema.table([group(1)]), None)])
 def test_what_is_no_segment_is_refused(body: bytes) -> None:
     with pytest.raises(pa.ArrowInvalid):
         schema.decode(body)
@@ -113,6 +131,14 @@ def test_what_the_format_can_not_hold_is_refused() -> None:
     mixed.members[1].uid = Uid(3, 1)
     with pytest.raises(ValueError, match=r"is of 3\.1"):
         schema.encode([mixed])
+
+
+def test_a_number_that_its_column_can_not_hold_is_refused_by_name() -> None:
+    for name, value in (("token_ids", 2**31), ("loss_mask", 256), ("versions", 2**63)):
+        odd = group(1)
+        getattr(odd.members[0], name)[-1] = value
+        with pytest.raises(ValueError, match=name):
+            schema.encode([odd])
 
 
 def test_info_is_json() -> None:
