@@ -23,8 +23,10 @@ from rl.config.infrastructure import (
     TrackingSection,
 )
 from rl.config.model import ModelSection, TinyModel
+from rl.config.retention import RetentionSection
 from rl.config.training import TrainingSection
 from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
+from rl.retention import Retention
 from rl.selection import DropPolicy
 from rl.staleness import StalenessPolicy
 from rl.stream import ProblemStream
@@ -52,6 +54,7 @@ class RunConfig(Section):
     engine: HFEngineSection = HFEngineSection()
     pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
     store: StoreSection = StoreSection()
+    retention: RetentionSection = RetentionSection()
     tracking: TrackingSection = TrackingSection()
     deadlines: DeadlineSection = DeadlineSection()
     restarts: RestartSection = RestartSection()
@@ -114,6 +117,10 @@ class RunConfig(Section):
     @property
     def drops(self) -> DropPolicy:
         return DropPolicy(self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling)
+
+    @property
+    def keeps(self) -> Retention:
+        return Retention(self.retention.newest, self.retention.younger_than, self.retention.every)
 
     @property
     def stream(self) -> ProblemStream:
