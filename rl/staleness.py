@@ -52,10 +52,11 @@ class StalenessPolicy:
         return lag is not None and lag <= self.alpha
 
     def floor(self, ledger: Ledger) -> int:
-        """The oldest version that can still be trained: where a reader of the buffer starts."""
+        """The oldest version that can still be trained: where a reader of the buffer starts. Never below the gc floor
+        (as alpha alone may be after a rollback): what is trained must be there for a replay."""
         if ledger.head is None:
             return 0
-        return ledger.line[max(0, len(ledger.line) - 1 - self.alpha)]
+        return max(ledger.gc_floor, ledger.line[max(0, len(ledger.line) - 1 - self.alpha)])
 
     def oldest_viable(self, ledger: Ledger, base_ahead: int) -> int:
         """The oldest start version that the step with base `head + base_ahead` can still train; a generation
