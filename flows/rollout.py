@@ -10,9 +10,11 @@ Invariants
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
+from statistics import fmean
 from time import monotonic, sleep
 from typing import Any
 
@@ -34,6 +36,7 @@ from infra.store.objects import ObjectStore
 from rl.config.load import loads
 from rl.config.run import RunConfig
 from rl.errors import RollmillError, StaleTrajectory, TooManyFailures
+from rl.ledger import Ledger
 from rl.placement import HardwareClass
 from rl.selection import Candidate, admissible
 from rl.trajectory import Group, Uid
@@ -46,6 +49,8 @@ from tasks.score import score
 POLL_S = 0.1
 """Between two looks at the served version, while nothing ends."""
 ABORT_S = 2.0
+SIZES = 64
+"""Groups over which the size is averaged."""
 STAGES = Stages(reset, interact, score, admit)
 
 
@@ -72,25 +77,44 @@ class Feeder:
         self._outbox: Queue[Ended] = Queue()
         self._in_flight: dict[Uid, Unit] = {}
         self._sealed: dict[Uid, Candidate] = {}
+        self._sizes: deque[float] = deque(maxlen=SIZES)
+        """Bytes of the newest groups: what the next ones will take."""
+        self._told = False
         self._count = 0
         self._failures_in_a_row = 0
 
     def run(self) -> int:
         ledger = self._log.sync()
         self._sealed = {c.uid: c for c in self._buffer.refresh(ledger, self._config.policy)}
+        if self._sealed:
+            self._sizes.append(self._buffer.pending_bytes / len(self._sealed))
         try:
             while (ledger.head or 0) < self._config.training.steps:
                 serving = self._served()
                 ledger = self._log.sync()
                 self._forget_settled()
                 if serving is not None:
-                    for uid in admissible(ledger, serving, self._sealed.values(), self._in_flight, self._config.policy):
+                    for uid in self._admissible(ledger, serving):
                         self._start(uid, serving)
                 self._collect()
             return self._count
         finally:
             for unit in self._in_flight.values():
                 self._cancel(unit.graph)
+
+    def _admissible(self, ledger: Ledger, serving: int) -> list[Uid]:
+        policy, drops = self._config.policy, self._config.drops
+        most = None
+        if self._sizes:
+            most = int(self._config.rollout.max_pending_mb * 1e6 / fmean(self._sizes))
+            if most < policy.buffer_groups and not self._told:
+                self._told = True
+                print(
+                    f"rollout.max_pending_mb ({self._config.rollout.max_pending_mb:g}) holds {most} groups of the "
+                    f"{policy.buffer_groups} that alpha {policy.alpha} allows: rollout is held back",
+                    flush=True,
+                )
+        return admissible(ledger, serving, self._sealed.values(), self._in_flight, policy, drops, most)
 
     def _served(self) -> int | None:
         """The version that the engines serve. An engine that is away is being started again: wait for it, but
@@ -138,6 +162,7 @@ class Feeder:
         if ended.sealed is not None:
             sealed: Sealed = ended.sealed
             self._sealed[ended.uid] = sealed.candidate
+            self._sizes.append(sealed.size)
             self._count += 1
             self._failures_in_a_row = 0
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -45,6 +46,10 @@ class ProblemStream:
             self._counts[name] += 1
         domain, index = self._drawn[ordinal]
         return Problem(ordinal, domain, index, derive_seed(self._seed, "train", domain, index))
+
+    def mix(self, start: int, count: int) -> Mapping[str, int]:
+        """How many of the `count` problems from ordinal `start` on are of each domain."""
+        return Counter(self.problem(ordinal).domain for ordinal in range(start, start + count))
 
     def _next(self) -> str:
         """Of the domains below their share, the one whose next problem is due first: the quota method

@@ -1,8 +1,7 @@
 """Stage admit: the last member closes the group, which becomes one immutable object in the buffer.
 
 Invariants: idempotent by uid (the object's key is the attempt's, created if absent); what is sealed was checked;
-only whole groups are sealed here (the rollout flow seals the
-tombstones).
+only whole groups are sealed here (the rollout flow seals the tombstones).
 """
 
 from __future__ import annotations
@@ -29,23 +28,25 @@ class Sealed:
     truncated: int
     retries: int
     spans: tuple[Span, ...]
+    size: int
+    """Bytes in the store."""
 
 
 @runs_on("cpu")
 def admit(run: str, *members: Trajectory) -> Sealed:
     """Close the group and seal it."""
     group = Group.of(members)
-    runtime(run).buffer.seal([group], writer=f"g{group.uid.ordinal:010d}", seq=group.uid.attempt)
-    return summary(group)
+    receipt = runtime(run).buffer.seal([group], writer=f"g{group.uid.ordinal:010d}", seq=group.uid.attempt)
+    return summary(group, receipt.size)
 
 
 @runs_on("cpu")
 def collect(run: str, *members: Trajectory) -> Sealed:
     """Close a group that is only looked at (evaluation): nothing is sealed."""
-    return summary(Group.of(members))
+    return summary(Group.of(members), size=0)
 
 
-def summary(group: Group) -> Sealed:
+def summary(group: Group, size: int) -> Sealed:
     members = group.members
     return Sealed(
         Candidate.of(group),
@@ -56,4 +57,5 @@ def summary(group: Group) -> Sealed:
         Counter(m.status for m in members)[Status.TRUNCATED],
         sum(m.retry for m in members),
         tuple(span for m in members for span in m.spans),
+        size,
     )

@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -38,6 +39,13 @@ READERS = 16
 """Objects read at once."""
 _SEGMENT = re.compile(r"groups/(\d{10})/[^/]+-\d{6,}\.parquet$")
 _WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class Receipt(NamedTuple):
+    """A sealed segment: its key below the run, and its size in bytes."""
+
+    key: str
+    size: int
 
 
 @dataclass(slots=True)
@@ -63,8 +71,8 @@ class SampleBuffer:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def seal(self, groups: Sequence[Group], writer: str, seq: int) -> str:
-        """Make closed groups of one version visible; returns the key, below the run, of their segment.
+    def seal(self, groups: Sequence[Group], writer: str, seq: int) -> Receipt:
+        """Make closed groups of one version visible; returns where they lie.
 
         (`writer`, `seq`) name the segment and are used for these groups only. If the same attempts were sealed
         under that name before, what is there stands. Raises SegmentTaken when others were.
@@ -81,7 +89,7 @@ class SampleBuffer:
             there = {candidate.uid for candidate in self._read(key).candidates}
             if there != {group.uid for group in groups}:
                 raise SegmentTaken(f"{key}: already holds {', '.join(map(str, sorted(there)))}; use another seq")
-        return key
+        return Receipt(key, len(body))
 
     # -- reading -------------------------------------------------------------------------------------
 

@@ -197,16 +197,20 @@ def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
 
 def summarise(body: bytes) -> list[Candidate]:
     """What selection needs to know of a segment's groups, from its narrow columns alone. Raises as `decode`."""
-    rows = _read(body, ["ordinal", "attempt", "version", "tombstone", "reward", "newest_version"])
+    columns = ["ordinal", "attempt", "version", "tombstone", "reward", "newest_version", "domain", "generated_tokens"]
+    rows = _read(body, columns)
     found = []
     members = zip(*(column.to_pylist() for column in rows.columns), strict=True)
     for (ordinal, attempt), adjacent in groupby(members, lambda member: member[:2]):
-        _, _, versions, tombstones, rewards, newest = zip(*adjacent, strict=True)
+        _, _, versions, tombstones, rewards, newest, domains, tokens = zip(*adjacent, strict=True)
         parts = [reward for reward in rewards if reward is not None]
         informative = bool(parts) and max(parts) - min(parts) > 1e-9
         last = max((version for version in newest if version is not None), default=versions[0])
         later = last if last > versions[0] else None
-        found.append(Candidate(Uid(ordinal, attempt), versions[0], informative, tombstones[0], later))
+        longest = max((n for n in tokens if n is not None), default=0)
+        found.append(
+            Candidate(Uid(ordinal, attempt), versions[0], informative, tombstones[0], later, domains[0], longest)
+        )
     return found
 
 

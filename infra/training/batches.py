@@ -4,26 +4,33 @@
 
 Invariants
 - What can not be trained is settled at once, so that its replacement is admitted while the trainer waits.
+- While a problem that grew too old too often is in flight, the version is held for it (`rl.selection`): for
+  `Limits.hold_s`, and no longer.
 - Every group of a batch passed `StalenessPolicy.check`, which raises: selection filters, the check proves.
 - The wait ends: `deadlines.batch` without a single new group is a BatchTimeout that says what was there.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from infra.store.buffer import SampleBuffer
 from infra.store.errors import Overtaken
 from infra.store.log import CommitLog
+from rl.config.run import RunConfig
 from rl.errors import DeadlineExceeded, RollmillError
 from rl.ledger import Ledger
 from rl.records import Drop, Reason
 from rl.selection import Candidate, DropPolicy, Selection, doomed, select
 from rl.staleness import StalenessPolicy
+from rl.stream import ProblemStream
 from rl.trajectory import Group, Uid
+
+log = logging.getLogger(__name__)
 
 PAUSE_S = (0.05, 0.5)
 """First and longest pause between two looks."""
@@ -54,6 +61,35 @@ class Batch:
         return [group.uid for group in self.groups]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long the trainer looks for a batch before it ends by name, or goes on without what it waits for."""
+
+    deadline_s: float
+    """Without a single new group."""
+    hold_s: float
+    """For a problem that grew too old too often."""
+    max_flat_groups: int
+    """Groups in a row with equal rewards."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Limits:
+        return cls(config.deadlines.batch, config.deadlines.trajectory, config.training.max_flat_groups)
+
+
+@dataclass
+class Seen:
+    """What was looked at and not trained."""
+
+    settled: Counter[str] = field(default_factory=Counter)
+    """Attempts settled between steps, by reason."""
+    flat: list[float] = field(default_factory=list)
+    """Rewards of the trajectories of groups in which all were equal."""
+    evicted: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Groups that grew too old, by domain and generated tokens of the longest member, rounded up to a power of two
+    (0: it was still running)."""
+
+
 class Batches:
     """Forms batches for the one trainer that holds the fence of `log`."""
 
@@ -63,19 +99,21 @@ class Batches:
         buffer: SampleBuffer,
         staleness: StalenessPolicy,
         drops: DropPolicy,
-        deadline_s: float,
-        max_flat_groups: int,
+        stream: ProblemStream,
+        limits: Limits,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._log, self._buffer, self._staleness, self._drops = log, buffer, staleness, drops
-        self._max_flat_groups, self._flat_groups = max_flat_groups, 0
-        self._deadline_s, self._clock, self._pause = deadline_s, clock, pause
-        self.settled: Counter[str] = Counter()
-        """Attempts settled between steps, by reason; whoever reports them clears it."""
-        self.flat: list[float] = []
-        """Rewards of the trajectories of groups that were looked at and not trained, for all were equal; whoever
-        reports them clears it."""
+        self._stream, self._limits, self._clock, self._pause = stream, limits, clock, pause
+        self._flat_groups = 0
+        self._held_since: float | None = None
+        self._seen = Seen()
+
+    def report(self) -> Seen:
+        """What was seen since the last report."""
+        seen, self._seen = self._seen, Seen()
+        return seen
 
     def next(self) -> Batch:
         """The batch of the step on the head. Raises BatchTimeout, NoSignal, Fenced, StalenessViolation, or a
@@ -88,14 +126,16 @@ class Batches:
             if new := {c.uid for c in candidates} - seen:
                 seen |= new
                 last, wait = self._clock(), PAUSE_S[0]
-            selection = select(ledger, candidates, self._staleness, self._drops)
+            selection = select(ledger, candidates, self._staleness, self._drops, self._quotas(ledger))
             self._look_at_flat(selection)
+            selection.dropped += self._give_up_waiting(ledger, selection)
             if selection.batch:
+                self._count_evicted(selection.dropped, candidates)
                 return self._take(ledger, selection.batch, selection.dropped)
             if selection.dropped:
-                self._settle(selection.dropped)
+                self._settle(selection.dropped, candidates)
                 continue
-            if self._clock() - last > self._deadline_s:
+            if self._clock() - last > self._limits.deadline_s:
                 raise BatchTimeout(self._describe(ledger, candidates))
             self._pause(wait)
             wait = min(1.5 * wait, longest)
@@ -116,21 +156,48 @@ class Batches:
         """Note the rewards of what has no signal. Raises NoSignal when there was nothing else for too long."""
         flat = [Uid.parse(drop.uid) for drop in selection.dropped if drop.reason is Reason.EQUAL_REWARD]
         rewards = [reward for group in self._buffer.take(flat) for reward in group.rewards]
-        self.flat += rewards
+        self._seen.flat += rewards
         self._flat_groups = 0 if selection.batch else self._flat_groups + len(flat)
-        if flat and self._flat_groups >= self._max_flat_groups:
+        if flat and self._flat_groups >= self._limits.max_flat_groups:
             raise NoSignal(
                 f"{self._flat_groups} groups in a row had equal rewards (the last ones {rewards[-1]:g}): nothing to "
                 "learn from; start from a policy that succeeds sometimes (model.warmstart), change the task's "
                 "difficulty, or raise training.max_flat_groups"
             )
 
-    def _settle(self, dropped: Sequence[Drop]) -> None:
+    def _quotas(self, ledger: Ledger) -> Mapping[str, int]:
+        """The mix of the next step: that of as many problems of the stream, in their turn."""
+        looked_at = self._staleness.examined_per_step
+        return self._stream.mix(max(0, ledger.next_version - 1) * looked_at, looked_at)
+
+    def _give_up_waiting(self, ledger: Ledger, selection: Selection) -> list[Drop]:
+        """Drops of the attempts for which the version was held for too long."""
+        if not selection.awaited:
+            self._held_since = None
+            return []
+        if self._held_since is None:
+            self._held_since = self._clock()
+            log.info("version %s is held for %s", ledger.head, ", ".join(map(str, selection.awaited)))
+        if self._clock() - self._held_since <= self._limits.hold_s:
+            return []
+        self._held_since = None
+        return [self._drops.drop(ledger, uid, Reason.STALE) for uid in selection.awaited]
+
+    def _count_evicted(self, dropped: Sequence[Drop], candidates: Sequence[Candidate]) -> None:
+        known = {str(c.uid): c for c in candidates}
+        for drop in dropped:
+            if drop.reason in (Reason.STALE, Reason.TOO_LONG):
+                c = known.get(drop.uid)
+                domain = self._stream.problem(Uid.parse(drop.uid).ordinal).domain
+                self._seen.evicted[domain, 1 << (c.tokens - 1).bit_length() if c and c.tokens else 0] += 1
+
+    def _settle(self, dropped: Sequence[Drop], candidates: Sequence[Candidate]) -> None:
         try:
             self._log.append_settle(dropped)
         except Overtaken:
             return  # somebody settled one of them first: look again
-        self.settled.update(drop.reason.value for drop in dropped)
+        self._seen.settled.update(drop.reason.value for drop in dropped)
+        self._count_evicted(dropped, candidates)
 
     def late(self, batch: Batch) -> list[Drop]:
         """What the step itself makes too old, as of now: dropped in its own record. Empty for what arrives
@@ -138,7 +205,9 @@ class Batches:
         ledger = self._log.sync()
         candidates = self._buffer.refresh(ledger, self._staleness)
         gone = [*batch.uids, *(Uid.parse(drop.uid) for drop in batch.dropped)]
-        return doomed(ledger, candidates, gone, self._staleness, self._drops)
+        late = doomed(ledger, candidates, gone, self._staleness, self._drops)
+        self._count_evicted(late, candidates)
+        return late
 
     def _describe(self, ledger: Ledger, candidates: Sequence[Candidate]) -> str:
         alive = [c for c in candidates if c.tombstone is None]
@@ -146,7 +215,7 @@ class Batches:
             f"{n} of version {v}" for v, n in sorted(Counter(c.version for c in alive).items())
         )
         return (
-            f"no new group for {self._deadline_s:.0f} s (deadlines.batch) while waiting for a batch of "
+            f"no new group for {self._limits.deadline_s:.0f} s (deadlines.batch) while waiting for a batch of "
             f"{self._staleness.groups_per_step} at version {ledger.head}: the buffer holds {len(alive)} groups"
             f"{f' ({versions})' if versions else ''}, {sum(c.informative for c in alive)} with signal, and "
             f"{len(candidates) - len(alive)} given up; is the rollout running?"

@@ -32,7 +32,7 @@ from infra.store.buffer import SampleBuffer
 from infra.store.directories import push_directory
 from infra.store.log import CommitLog
 from infra.training import metrics, ranks, state
-from infra.training.batches import Batch, Batches
+from infra.training.batches import Batch, Batches, Limits
 from infra.training.grpo import Trainer
 from infra.training.swap import Engines
 from infra.training.window import Window, rows_of
@@ -112,9 +112,7 @@ class Leader:
         self._config, self._commits, self._buffer, self._engines = config, commits, buffer, engines
         self._checkpoints, self._tracker = checkpoints, tracker
         self._replay = deque(replay)
-        self._batches = Batches(
-            commits, buffer, config.policy, config.drops, config.deadlines.batch, config.training.max_flat_groups
-        )
+        self._batches = Batches(commits, buffer, config.policy, config.drops, config.stream, Limits.of(config))
         self._protocol = StepProtocol(config.staleness.alpha)
         self._clock = metrics.Clock()
         self._batch: Batch | None = None
@@ -192,9 +190,7 @@ class Leader:
 
     def _summary(self, batch: Batch, dropped: list, figures: dict[str, float]) -> dict[str, float]:
         spent = self._clock.figures()
-        found = metrics.of_batch(batch, dropped, self._batches.settled, self._batches.flat) | figures | spent
-        self._batches.settled.clear()
-        self._batches.flat.clear()
+        found = metrics.of_batch(batch, dropped, self._batches.report()) | figures | spent
         whole = sum(spent.get(f"{phase}_s", 0.0) for phase in metrics.PHASES)
         return metrics.finite(found | {"tokens_per_s": figures["tokens"] / whole if whole else 0.0})
 

@@ -5,6 +5,8 @@
     reward_trained, reward/{part}, reward/{domain}   means over the trained trajectories
     lag_mean, lag_max                            of the trained groups, in versions
     dropped, dropped_{reason}                    attempts dropped with this step and settled since the last one
+    evicted/{domain}/{n}                         of these, groups that grew too old, whose longest member had
+                                                 generated up to n tokens (0: was still running)
     turns, truncated, retries                    per trajectory: turns, share truncated, failed tries before it
     trajectories                                 looked at
     groups, tokens, tokens_per_s                 trained
@@ -24,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
-from infra.training.batches import Batch
+from infra.training.batches import Batch, Seen
 from rl.records import Drop
 from rl.trajectory import Status, mean_reward_parts
 
@@ -59,16 +61,13 @@ class Clock:
         return found | {"idle": found.get("wait_s", 0.0) / whole if whole else 0.0}
 
 
-def of_batch(
-    batch: Batch, dropped: Sequence[Drop], settled: Mapping[str, int], flat: Sequence[float] = ()
-) -> dict[str, float]:
-    """Figures of the samples. `dropped` goes into the step's record, `settled` went before it; `flat` are the
-    rewards of what was looked at and had no signal."""
+def of_batch(batch: Batch, dropped: Sequence[Drop], seen: Seen) -> dict[str, float]:
+    """Figures of the samples. `dropped` goes into the step's record; `seen` went before it."""
     members = [member for group in batch.groups for member in group.members]
-    counts = Counter(settled)
+    counts = Counter(seen.settled)
     counts.update(drop.reason.value for drop in dropped)
     figures = {
-        "reward": fmean([*(m.reward for m in members), *flat]),
+        "reward": fmean([*(m.reward for m in members), *seen.flat]),
         "reward_trained": fmean(m.reward for m in members),
         "lag_mean": fmean(batch.lags),
         "lag_max": float(max(batch.lags)),
@@ -77,9 +76,10 @@ def of_batch(
         "truncated": fmean(m.status is Status.TRUNCATED for m in members),
         "retries": fmean(m.retry for m in members),
         "groups": float(len(batch.groups)),
-        "trajectories": float(len(members) + len(flat)),
+        "trajectories": float(len(members) + len(seen.flat)),
     }
     figures |= {f"dropped_{reason}": float(n) for reason, n in sorted(counts.items())}
+    figures |= {f"evicted/{domain}/{tokens}": float(n) for (domain, tokens), n in sorted(seen.evicted.items())}
     figures |= {f"reward/{name}": value for name, value in mean_reward_parts(members).items()}
     domains = sorted({m.problem.domain for m in members})
     if len(domains) > 1:

@@ -67,7 +67,11 @@ class RolloutSection(Section):
     failed_attempts: Annotated[int, Field(ge=1)] = 3
     """Given-up attempts of a problem before it is abandoned."""
     stale_attempts: Annotated[int, Field(ge=1)] = 3
-    """Attempts of a problem that grew too old before it is abandoned."""
+    """Attempts of a problem that grew too old before the trainer waits for the next one (at most
+    `deadlines.trajectory`; if that is of no use, the problem is abandoned as `too_long`)."""
+    max_pending_mb: Annotated[float, Field(gt=0)] = 1024
+    """Megabytes of sealed and expected groups that nobody has trained yet, beyond which no more are started. One
+    step's groups are always allowed: less would stop the run."""
     max_consecutive_failures: Annotated[int, Field(ge=1)] = 50
     """Groups given up in a row after which the run ends by name: something is broken."""
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rl.errors import Fenced, LogCorrupt
 from rl.ledger import Ledger
-from rl.records import Fence, GcFloor, Mark, Reason, Retain, Rollback, Settle, decode
+from rl.records import Fence, GcFloor, Mark, Outcome, Reason, Retain, Rollback, Settle, decode
 from rl.rollback import rolled_back
 from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, select
 from rl.staleness import StalenessPolicy
@@ -50,7 +50,7 @@ class Histories(RuleBasedStateMachine):
         up_to_date = self.rollout.lsn == len(self.world.log)
         before = self.world.unsettled(self.in_flight)
         visible = self.world.visible(self.rollout)
-        new = admissible(self.rollout, self.world.serving, visible, self.in_flight.keys(), self.policy)
+        new = admissible(self.rollout, self.world.serving, visible, self.in_flight.keys(), self.policy, self.drops)
         assert not set(new) & self.in_flight.keys()
         assert not set(new) & {c.uid for c in visible}
         for uid in new:
@@ -60,10 +60,11 @@ class Histories(RuleBasedStateMachine):
         line = self.world.account.line(self.world.account.head)
         serving_lag = len(line) - 1 - line.index(self.world.serving)
         capacity = (self.policy.alpha + 1 - serving_lag) * self.policy.examined_per_step
-        assert before + len(new) == self.world.unsettled(self.in_flight) == capacity
+        protected = [uid for uid in new if self.drops.protected(self.rollout, uid.ordinal)]
+        assert before + len(new) == self.world.unsettled(self.in_flight) == max(capacity, before + len(protected))
         assert all(self.world.account.is_open(uid) for uid in new)
         taken = self.in_flight.keys() | {c.uid for c in visible}
-        between = (self.world.account.granted.get(o, 0) for o in range(new[-1].ordinal))
+        between = (self.world.account.granted.get(o, 0) for o in range(max(new).ordinal if protected != new else 0))
         for ordinal, attempt in enumerate(between):
             assert self.world.account.settled(ordinal) or Uid(ordinal, attempt) in taken, "not in stream order"
 
@@ -109,9 +110,18 @@ class Histories(RuleBasedStateMachine):
     def _select(self) -> Selection:
         result = select(self.trainer, self.world.visible(self.trainer), self.policy, self.drops)
         assert len(result.batch) <= self.policy.groups_per_step
+        assert not (result.batch and result.awaited)
         for c in result.batch:
             self.policy.check(self.trainer, c.uid, c.version)
         return result
+
+    @rule()
+    def a_held_version_is_held_no_longer(self) -> None:
+        awaited = self._select().awaited
+        if awaited:
+            drops = tuple(self.drops.drop(self.trainer, uid, Reason.STALE) for uid in awaited)
+            assert all(d.reason is Reason.TOO_LONG and d.outcome is Outcome.ABANDON for d in drops)
+            self.world.append(self.trainer, Settle, dropped=drops)
 
     @rule(late=st.booleans())
     def train(self, late: bool) -> None:

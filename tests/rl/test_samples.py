@@ -96,7 +96,7 @@ def test_a_group_of_other_than_whole_scored_tries_is_refused(members: Callable[[
 def test_a_tombstone_has_no_members_and_no_signal() -> None:
     tombstone = Group.give_up(Uid(4, 1), PROBLEM, 7, "stale")
     assert tombstone.members == [] and not tombstone.informative
-    assert Candidate.of(tombstone) == Candidate(Uid(4, 1), 7, False, "stale")
+    assert Candidate.of(tombstone) == Candidate(Uid(4, 1), 7, False, "stale", domain=PROBLEM.domain)
 
 
 def test_equal_rewards_carry_no_signal() -> None:

@@ -71,7 +71,7 @@ def test_budgets_are_by_kind_of_failure() -> None:
     policy, uid = DropPolicy(stale_attempts=2, failed_attempts=2), Uid(5, 0)
     assert policy.drop(ledger, uid, Reason.STALE).outcome is Outcome.RETRY
     ledger.apply(Settle(**common(4), dropped=(drop("5.0"),)))
-    assert policy.drop(ledger, Uid(5, 1), Reason.STALE).outcome is Outcome.ABANDON
+    assert policy.drop(ledger, Uid(5, 1), Reason.STALE).outcome is Outcome.RETRY
     assert policy.drop(ledger, Uid(5, 1), Reason.REWARD_ERROR).outcome is Outcome.RETRY
     assert policy.drop(ledger, Uid(5, 1), Reason.ROLLED_BACK).outcome is Outcome.RETRY
     ledger.apply(Settle(**common(5), dropped=(drop("5.1", reason=Reason.ENVIRONMENT_ERROR),)))
@@ -105,16 +105,72 @@ def test_impossible_sizes_are_refused(bad: tuple[int, int, int]) -> None:
 
 
 def test_nothing_is_admitted_without_a_version_or_under_an_abandoned_one() -> None:
-    assert admissible(Ledger(), 0, [], set(), TWO) == []
+    assert admissible(Ledger(), 0, [], set(), TWO, DropPolicy()) == []
     records, ledger = history(3)
     ledger.apply(Rollback(**common(6), to=1, snapshot=rolled_back(records, 1)))
-    assert admissible(ledger, 3, [], set(), TWO) == []
-    assert admissible(ledger, 1, [], set(), TWO)[:3] == [Uid(1, 1), Uid(2, 1), Uid(3, 0)]
+    assert admissible(ledger, 3, [], set(), TWO, DropPolicy()) == []
+    assert admissible(ledger, 1, [], set(), TWO, DropPolicy())[:3] == [Uid(1, 1), Uid(2, 1), Uid(3, 0)]
 
 
 def test_admission_stops_short_of_the_last_version() -> None:
     _, ledger = history(3)
     for steps, groups in ((9, 6), (5, 6), (4, 3), (3, 0)):
         policy = StalenessPolicy(1, 2, 3, steps=steps)
-        assert len(admissible(ledger, 3, [], set(), policy)) == groups
-    assert len(admissible(ledger, 2, [], {Uid(3, 0)}, TWO)) == 3 - 1
+        assert len(admissible(ledger, 3, [], set(), policy, DropPolicy())) == groups
+    assert len(admissible(ledger, 2, [], {Uid(3, 0)}, TWO, DropPolicy())) == 3 - 1
+
+
+def strike(ledger: Ledger, ordinal: int, times: int, reason: Reason = Reason.STALE) -> Uid:
+    """Drop the open attempt of a problem so often; returns the attempt then open."""
+    for _ in range(times):
+        attempt = ledger.open_attempt(ordinal)
+        ledger.apply(Settle(**common(ledger.lsn + 1), dropped=(drop(f"{ordinal}.{attempt}", reason=reason),)))
+    return next(uid for uid in ledger.outstanding() if uid.ordinal == ordinal)
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 2])
+def test_a_problem_that_grew_too_old_too_often_is_waited_for(alpha: int) -> None:
+    _, ledger = history(3)
+    policy, drops = StalenessPolicy(alpha, 2, 2), DropPolicy(stale_attempts=2)
+    ready = [group(4, 3), group(5, 3), group(6, 3)]
+    once = strike(ledger, 9, 1)
+    assert not select(ledger, ready, policy, drops).awaited and not drops.protected_attempts(ledger)
+    uid = strike(ledger, 9, 1)
+    held = alpha < 2  # under alpha 2 this step leaves it fresh enough for the next one
+    found = select(ledger, ready, policy, drops)
+    assert (found.awaited, bool(found.batch)) == ([uid] if held else [], not held)
+    crowd = [group(n, 3) for n in range(20, 40)]
+    assert admissible(ledger, 3, crowd, set(), policy, drops) == [uid], "it starts though the buffer is full"
+    assert admissible(ledger, 3, crowd, {uid}, policy, drops) == []
+    sealed = Candidate(uid, 3, True)
+    assert select(ledger, [*ready, sealed], policy, drops).batch
+    assert not select(ledger, [*ready, sealed], policy, drops).awaited
+    assert select(ledger, [Candidate(once, 3, True), *ready], policy, drops).awaited == ([uid] if held else [])
+    gone = drops.drop(ledger, uid, Reason.STALE)
+    assert (gone.reason, gone.outcome) == (Reason.TOO_LONG, Outcome.ABANDON)
+    assert drops.drop(ledger, uid, Reason.REWARD_ERROR).outcome is Outcome.RETRY, "an accident is no length"
+
+
+def test_a_batch_has_the_mix_of_its_domains_as_far_as_they_are_there() -> None:
+    _, ledger = history(3)
+    policy = StalenessPolicy(2, 4, 4)
+    fast = [group(n, 3, domain="fast") for n in range(4, 10)]
+    slow = [group(n, 3, domain="slow") for n in range(10, 13)]
+    quotas = {"fast": 2, "slow": 2}
+
+    def picked(candidates: list[Candidate]) -> list[int]:
+        return [c.uid.ordinal for c in select(ledger, candidates, policy, DropPolicy(), quotas).batch]
+
+    assert picked([*fast, *slow]) == [4, 5, 10, 11]
+    assert picked([*fast, *slow[:1]]) == [4, 5, 10, 6], "no batch waits for a domain"
+    due = [group(n, 1, domain="fast") for n in range(20, 23)]
+    assert picked([*fast, *slow, *due]) == [20, 21, 22, 10], "nothing is wasted for the mix"
+    assert [c.uid.ordinal for c in select(ledger, [*fast, *slow], policy, DropPolicy()).batch] == [4, 5, 6, 7]
+
+
+def test_bytes_bound_admission_but_never_below_a_step() -> None:
+    _, ledger = history(3)
+    policy = StalenessPolicy(3, 2, 2)
+    assert [len(admissible(ledger, 3, [], set(), policy, DropPolicy(), most)) for most in (None, 99, 5, 1, 0)] == [
+        8, 8, 5, 2, 2,
+    ]  # fmt: skip

@@ -46,7 +46,7 @@ def test_sealed_groups_are_offered_taken_and_forgotten(
     producer: SampleBuffer, consumer: SampleBuffer, log: CommitLog, tap: Tap
 ) -> None:
     groups = [group(0), group(1, rewards=(1.0, 1.0)), tombstone(2)]
-    key = producer.seal(groups[:2], "w1", 0)
+    key = producer.seal(groups[:2], "w1", 0).key
     assert key == "groups/0000000000/w1-000000.parquet"
     producer.seal(groups[2:], "w1", 1)
     found = consumer.refresh(log.ledger, POLICY)
@@ -86,7 +86,7 @@ def test_sealing_again_is_harmless_and_the_first_stands(
     producer: SampleBuffer, consumer: SampleBuffer, log: CommitLog
 ) -> None:
     first, rerun = group(0, rewards=(0.0, 1.0)), group(0, rewards=(0.5, 0.0))
-    keys = {producer.seal([g], "w1", 0) for g in (first, first, rerun)}
+    keys = {producer.seal([g], "w1", 0).key for g in (first, first, rerun)}
     assert len(keys) == 1
     assert offered(consumer, log) == [Uid(0, 0)]
     assert consumer.take([Uid(0, 0)]) == [first]
@@ -201,7 +201,7 @@ def test_what_is_no_segment_is_named_or_ignored(
 def test_a_segment_under_the_wrong_version_is_corrupt(
     producer: SampleBuffer, consumer: SampleBuffer, log: CommitLog, store: ObjectStore, prefix: str
 ) -> None:
-    key = producer.seal([group(0, version=1)], "w1", 0)
+    key = producer.seal([group(0, version=1)], "w1", 0).key
     store.put(f"{prefix}groups/0000000000/w1-000000.parquet", store.get(prefix + key))
     with pytest.raises(Corrupt, match="another version"):
         offered(consumer, log)
@@ -210,7 +210,7 @@ def test_a_segment_under_the_wrong_version_is_corrupt(
 def test_a_segment_deleted_between_listing_and_reading_is_skipped(
     producer: SampleBuffer, consumer: SampleBuffer, log: CommitLog, tap: Tap, store: ObjectStore, prefix: str
 ) -> None:
-    key = producer.seal([group(0)], "w1", 0)
+    key = producer.seal([group(0)], "w1", 0).key
     tap.before["get_object"] = [lambda: store.delete([prefix + key])]
     assert offered(consumer, log) == []
 
@@ -218,7 +218,7 @@ def test_a_segment_deleted_between_listing_and_reading_is_skipped(
 def test_a_replay_without_its_segment_is_corruption(
     producer: SampleBuffer, consumer: SampleBuffer, log: CommitLog, store: ObjectStore, prefix: str
 ) -> None:
-    key = producer.seal([group(0)], "w1", 0)
+    key = producer.seal([group(0)], "w1", 0).key
     wrong = commit(log, [Uid(1, 0)], [key])
     with pytest.raises(Corrupt, match=r"1\.0 in groups/.*no such group"):
         consumer.fetch(wrong)

@@ -18,7 +18,7 @@ def test_pandas_reads_segments_by_path_and_sees_new_ones(
     buffer = SampleBuffer(store, prefix)
     root = f"{section.bucket}/{prefix}"
     for seq in range(2):
-        key = buffer.seal([group(seq)], "w1", seq)
+        key = buffer.seal([group(seq)], "w1", seq).key
         assert files.ls(f"{root}groups/0000000000")[-1] == root + key, "no stale listing"
         frame = pd.read_parquet(root + key, filesystem=files)
         assert frame["ordinal"].tolist() == [seq, seq]

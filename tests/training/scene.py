@@ -18,7 +18,7 @@ from infra.store.buffer import SampleBuffer
 from infra.store.directories import push_directory
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
-from infra.training.batches import Batch, Batches
+from infra.training.batches import Batch, Batches, Limits
 from infra.training.main import main
 from rl.config.load import dumps
 from rl.config.run import RunConfig
@@ -118,8 +118,7 @@ class Scene:
     def batches(self, log: CommitLog, **options: Any) -> Batches:
         config = self.config
         buffer = SampleBuffer(self.store, config.prefix)
-        limits = (config.deadlines.batch, config.training.max_flat_groups)
-        return Batches(log, buffer, config.policy, config.drops, *limits, **options)
+        return Batches(log, buffer, config.policy, config.drops, config.stream, Limits.of(config), **options)
 
     def train_here(self) -> int:
         """The trainer's main in this process; its exit code."""

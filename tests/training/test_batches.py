@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 
 from infra.services.endpoints import S3Endpoint
+from infra.store.log import CommitLog
 from infra.training.batches import BatchTimeout, NoSignal
 from rl.errors import Fenced, StalenessViolation
-from rl.records import Settle
+from rl.records import Outcome, Reason, Settle
 from rl.trajectory import Group, Uid
 from tests.training.scene import Scene
 from tests.training.small import make_group
@@ -96,7 +99,7 @@ def test_a_batch_without_any_signal_is_settled_and_waited_on(scene: Callable[...
     time = Time(lambda: run.seal([make_group(i, 4) for i in (3, 4, 5)]))
     batches = run.batches(log, **time.options)
     assert batches.next().uids == [Uid(3, 0), Uid(4, 0), Uid(5, 0)]
-    assert batches.settled == {"equal_reward": 3}
+    assert batches.report().settled == {"equal_reward": 3}
     assert log.ledger.low_water == 3
 
 
@@ -157,3 +160,56 @@ def test_a_newer_fence_ends_the_wait(scene: Callable[..., Scene]) -> None:
     time = Time(lambda: run.log("other").fence())
     with pytest.raises(Fenced):
         run.batches(log, **time.options).next()
+
+
+def protect(run: Scene, log: CommitLog, ordinal: int) -> Uid:
+    """Let the attempts of a problem grow too old until it is protected; the attempt then open."""
+    for attempt in range(run.config.rollout.stale_attempts):
+        problem = make_group(ordinal, 4, attempt=attempt).problem
+        run.seal([Group.give_up(Uid(ordinal, attempt), problem, 0, "stale")])
+        log.append_settle([run.config.drops.drop(log.sync(), Uid(ordinal, attempt), Reason.STALE)])
+    return Uid(ordinal, run.config.rollout.stale_attempts)
+
+
+def test_a_version_is_held_for_a_problem_that_grew_too_old_too_often(scene: Callable[..., Scene]) -> None:
+    run = scene()
+    log = run.log()
+    log.fence()
+    run.commit(log)
+    uid = protect(run, log, 9)
+    run.seal_many(3)
+    time = Time(*[lambda: None] * 20, lambda: run.seal([make_group(9, 4, attempt=uid.attempt)]))
+    batch = run.batches(log, **time.options).next()
+    assert not time.events, "the batch was there and waited for it"
+    assert batch.uids == [uid, Uid(0, 0), Uid(1, 0)]
+
+
+def test_a_version_is_held_no_longer_than_a_trajectory_may_take(scene: Callable[..., Scene]) -> None:
+    run = scene(deadlines={"trajectory": 5, "batch": 60})
+    log = run.log()
+    log.fence()
+    run.commit(log)
+    uid = protect(run, log, 9)
+    run.seal_many(3)
+    time = Time()
+    batches = run.batches(log, **time.options)
+    assert batches.next().uids == [Uid(0, 0), Uid(1, 0), Uid(2, 0)]
+    assert 5 < time.now < 6
+    (settle,) = [r for r in log.records() if isinstance(r, Settle) and r.dropped[0].reason is Reason.TOO_LONG]
+    assert (settle.dropped[0].uid, settle.dropped[0].outcome) == (str(uid), Outcome.ABANDON)
+    assert batches.report().evicted == {("lake", 0): 1}
+
+
+def test_evicted_groups_are_counted_by_domain_and_length(scene: Callable[..., Scene]) -> None:
+    run = scene(staleness={"alpha": 0})
+    log = run.log()
+    log.fence()
+    run.commit(log)
+    groups = [make_group(i, 4) for i in range(5)]
+    run.seal(groups)
+    batches = run.batches(log)
+    batches.late(batches.next())
+    lengths = [max(m.generated_tokens for m in group.members) for group in groups[3:]]
+    expected = Counter(("lake", 2 ** math.ceil(math.log2(n))) for n in lengths)
+    assert batches.report().evicted == expected
+    assert not batches.report().evicted, "reported once"
