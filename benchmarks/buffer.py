@@ -1,0 +1,245 @@
+"""The sample buffer against raw S3: the same objects through plain boto3 calls, on a server of its own.
+
+    python -m benchmarks.buffer [--quick] --json
+    python -m benchmarks.buffer --encodings
+
+A group is 8 trajectories of 1,024 tokens with log-probs and text, about 48 kB as a segment. Both sides use the same
+client and `THREADS` threads, and take turns within every round; a figure is the median over the rounds. The server
+runs on the same cores: on a network of its own a request takes longer, and all ratios come closer to 1.
+
+- `append_over_raw_put`: groups sealed per second (checking, encoding, create-if-absent) over put_object of the same
+  bytes, encoded beforehand.
+- `get_batch_over_raw_get`: what the trainer does for a batch of 64 groups (poll the log, list, read, summarise, select,
+  decode) over get_object of the same 64 objects.
+- `get_batch_100k_over_1k`: the same with 100,000 settled groups in the run's history over that with 1,000, both by a
+  reader that is up to date but for the new batch. `--quick` makes the longer history 10,000 and says so in the name.
+- Requests: those of a million trajectories written, trained and shown in the progress display, counted in the run,
+  with 1, 4 and 8 groups in a segment; the price is AWS's (benchmarks.requests). Checkpoints are not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from benchmarks import encodings
+from benchmarks.groups import MEMBERS, make_group
+from benchmarks.report import Figure, emit
+from benchmarks.requests import PRICED_ON, counted, dollars
+from infra.services import supervisor
+from infra.services.endpoints import environment
+from infra.store import schema
+from infra.store.buffer import READERS, SampleBuffer
+from infra.store.log import CommitLog
+from infra.store.objects import ObjectStore
+from infra.training.batches import Batch, Batches, Limits
+from rl.config.infrastructure import StoreSection
+from rl.records import StateRef
+from rl.selection import DropPolicy
+from rl.staleness import StalenessPolicy
+from rl.stream import ProblemStream
+from rl.trajectory import Group, Uid
+
+BATCH = 64
+"""Groups per step."""
+THREADS = READERS
+POLICY = StalenessPolicy(alpha=1, groups_per_step=BATCH, examined_per_step=BATCH)
+STATE = StateRef(prefix="state/none/", manifest_sha256="0" * 64, full=True)
+
+
+class Run:
+    """One run's prefix: a log whose steps all train `BATCH` groups, a writer and the trainer's reader."""
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self.store, self.prefix = store, f"benchmark/{name}/"
+        self.log = CommitLog(store, self.prefix, "trainer")
+        self.log.fence()
+        self._commit((), ())
+        self.buffer = SampleBuffer(store, self.prefix)
+        stream = ProblemStream(0, {"synthetic": 1.0})
+        self.batches = Batches(self.log, self.buffer, POLICY, DropPolicy(), stream, Limits(60, 60, 8 * BATCH))
+
+    @property
+    def version(self) -> int:
+        assert self.log.ledger.head is not None
+        return self.log.ledger.head
+
+    def groups(self) -> list[Group]:
+        """Those that the next step will train."""
+        return [make_group(ordinal, self.version) for ordinal in self._ordinals()]
+
+    def seal(self, groups: Sequence[Group], pool: ThreadPoolExecutor, share: int = 1) -> list[str]:
+        """Seal them, `share` to a segment; the keys of the segments."""
+        parts = [groups[at : at + share] for at in range(0, len(groups), share)]
+        return list(pool.map(lambda part: self.buffer.seal(part, f"g{part[0].uid.ordinal:010d}", 0).key, parts))
+
+    def commit(self, batch: Batch) -> None:
+        self._commit(batch.uids, batch.segments)
+
+    def settle_history(self, steps: int) -> None:
+        """As many steps as that on top, each of which trained `BATCH` groups that nobody will read again."""
+        bodies: dict[str, bytes] = {}
+        for _ in range(steps):
+            body = schema.encode([make_group(0, self.version, members=1, tokens=256)])
+            named = [f"groups/{self.version:010d}/g{ordinal:010d}-000000.parquet" for ordinal in self._ordinals()]
+            self._commit([Uid(ordinal, 0) for ordinal in self._ordinals()], named)
+            bodies |= dict.fromkeys((self.prefix + key for key in named), body)
+        put_many(self.store, bodies)
+
+    def _ordinals(self) -> range:
+        return range(self.version * BATCH, (self.version + 1) * BATCH)
+
+    def _commit(self, uids: Sequence[Uid], segments: Sequence[str]) -> None:
+        self.log.append_step(state=STATE, weights_sha256="none", alpha=1, trained=uids, segments=segments)
+
+
+def put_many(store: ObjectStore, bodies: Mapping[str, bytes]) -> None:
+    """Many small objects, by signed URLs: a fraction of the client's work of put_object."""
+    address = urlsplit(store.client.meta.endpoint_url)
+    local = threading.local()
+
+    def put(key: str, body: bytes) -> None:
+        if not hasattr(local, "connection"):
+            local.connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+        url = urlsplit(store.client.generate_presigned_url("put_object", {"Bucket": store.bucket, "Key": key}))
+        local.connection.request("PUT", f"{url.path}?{url.query}", body)
+        with local.connection.getresponse() as answer:
+            answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"PUT {key}: {answer.status} {answer.reason}")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(put, bodies, bodies.values()))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = perf_counter()
+    work()
+    return perf_counter() - begin
+
+
+class Rounds:
+    """Times of both sides, round by round."""
+
+    def __init__(self, store: ObjectStore, pool: ThreadPoolExecutor) -> None:
+        self._store, self._pool = store, pool
+        self.raw_put: list[float] = []
+        self.append: list[float] = []
+        self.raw_get: list[float] = []
+        self.get_batch: list[float] = []
+        self.get_batch_long: list[float] = []
+
+    def play(self, number: int, short: Run, long: Run) -> None:
+        groups = short.groups()
+        bodies = {f"raw/{number}/{group.uid}": schema.encode([group]) for group in groups}
+        keys: list[str] = []
+
+        def put() -> None:
+            self.raw_put.append(seconds(lambda: list(self._pool.map(self._put, bodies, bodies.values()))))
+
+        def append() -> None:
+            self.append.append(seconds(lambda: keys.extend(short.seal(groups, self._pool))))
+
+        for side in (put, append) if number % 2 else (append, put):
+            side()
+        there = [short.prefix + key for key in keys]
+        self.raw_get.append(seconds(lambda: list(self._pool.map(self._get, there))))
+        self.get_batch.append(self._batch(short))
+        long.seal(long.groups(), self._pool)
+        self.get_batch_long.append(self._batch(long))
+
+    def _batch(self, run: Run) -> float:
+        found: list[Batch] = []
+        taken = seconds(lambda: found.append(run.batches.next()))
+        run.commit(found[0])
+        return taken
+
+    def _put(self, key: str, body: bytes) -> None:
+        self._store.client.put_object(Bucket=self._store.bucket, Key=key, Body=body)
+
+    def _get(self, key: str) -> bytes:
+        return self._store.client.get_object(Bucket=self._store.bucket, Key=key)["Body"].read()
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> float:
+    return median(x / y for x, y in zip(a, b, strict=True))
+
+
+def speed(store: ObjectStore, quick: bool) -> list[Figure]:
+    rounds, history, name = (9, 10_000, "10k") if quick else (21, 100_000, "100k")
+    short, long = Run(store, "short"), Run(store, "long")
+    short.settle_history(-(-1000 // BATCH))
+    long.settle_history(-(-history // BATCH))
+    with ThreadPoolExecutor(THREADS) as pool:
+        warm = Rounds(store, pool)
+        warm.play(-1, short, long)
+        measured = Rounds(store, pool)
+        for number in range(rounds):
+            measured.play(number, short, long)
+    return [
+        Figure("append_over_raw_put", ratio(measured.raw_put, measured.append), "ratio", 0.8, "higher"),
+        Figure("get_batch_over_raw_get", ratio(measured.get_batch, measured.raw_get), "ratio", 1.5),
+        Figure(f"get_batch_{name}_over_1k", ratio(measured.get_batch_long, measured.get_batch), "ratio", 1.2),
+        Figure("append_groups_per_s", BATCH / median(measured.append), "groups/s"),
+        Figure("get_batch_ms", median(measured.get_batch) * 1e3, "ms"),
+    ]
+
+
+def cost(store: ObjectStore, share: int) -> list[Figure]:
+    """The requests of one step: written, seen by the progress display, read by the trainer, committed."""
+    run = Run(store, f"share-{share}")
+    shown = SampleBuffer(store, run.prefix)
+    with ThreadPoolExecutor(THREADS) as pool, counted(store.client) as sent:
+        begin = perf_counter()
+        run.seal(run.groups(), pool, share)
+        seal_s = (perf_counter() - begin) / BATCH
+        shown.refresh(run.log.ledger, POLICY)
+        run.commit(run.batches.next())
+    million = Counter({operation: round(n * 1e6 / (BATCH * MEMBERS)) for operation, n in sent.items()})
+    print(f"{share} in a segment, per million trajectories: {dict(million)}, prices of {PRICED_ON}")
+    return [
+        Figure(f"requests_per_million_{share}_in_segment", million.total(), "requests"),
+        Figure(f"dollars_per_million_{share}_in_segment", dollars(million), "$"),
+        Figure(f"seal_ms_per_group_{share}_in_segment", seal_s * 1e3, "ms"),
+    ]
+
+
+def idle(store: ObjectStore) -> Figure:
+    """One look at a log and a buffer without news."""
+    run = Run(store, "idle")
+    with counted(store.client) as sent:
+        run.buffer.refresh(run.log.sync(), POLICY)
+    return Figure("dollars_per_idle_hour_at_2_polls_per_s", dollars(sent) * 2 * 3600, "$")
+
+
+def main(quick: bool) -> list[Figure]:
+    with TemporaryDirectory(prefix="rollmill-benchmark-") as home:
+        try:
+            os.environ.update(environment(supervisor.up(home, supervisor.AUTO, ["s3"])))
+            store = ObjectStore.connect(StoreSection())
+            store.ensure_bucket()
+            shared = [figure for share in (1, 4, 8) for figure in cost(store, share)]
+            return [*speed(store, quick), *shared, idle(store)]
+        finally:
+            supervisor.down(home)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--encodings", action="store_true", help="sizes and times of candidate encodings instead")
+    parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line always is JSON")
+    arguments = parser.parse_args()
+    if arguments.encodings:
+        emit("encodings", encodings.main())
+    else:
+        emit("buffer", main(arguments.quick))
