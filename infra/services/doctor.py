@@ -23,7 +23,8 @@ import psutil
 from infra.services import processes, supervisor
 from infra.services.endpoints import S3Endpoint
 from infra.services.errors import ServiceError
-from infra.services.servers import SERVICES, weed_binary
+from infra.services.seaweed import weed_binary
+from infra.services.servers import SERVICES
 from infra.services.supervisor import Ports, ServiceStatus
 
 MIN_DISK_GB = 5.0

@@ -96,6 +96,17 @@ class BinaryMissing(ServiceError):
         self.binary = binary
 
 
+class IndexNotRebuilt(ServiceError):
+    """The index of the S3 server's objects, which a restart of the machine may have cut short, was not rebuilt."""
+
+    def __init__(self, home: Path, reason: str) -> None:
+        super().__init__(
+            f"the index of the objects in {home} was not rebuilt after a restart of the machine: {reason}",
+            mend=f"see what `weed fix {home}` says, and start again",
+        )
+        self.home = home
+
+
 class StateUnreadable(ServiceError):
     """A file of ours under the data directory can not be read as what it should be."""
 

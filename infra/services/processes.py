@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from infra.services.errors import ServiceDidNotStop
-from infra.services.servers import HOST, Launch
+from infra.services.service import HOST, Launch
 
 MARK = "ROLLMILL_SERVICE"
 # Below Linux's range for outgoing connections (32768 and up): no client socket sits on a port we chose.

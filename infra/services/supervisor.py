@@ -20,10 +20,11 @@ from pathlib import Path
 
 import filelock
 
-from infra.services import processes, state
+from infra.services import processes, seaweed, state
 from infra.services.endpoints import Endpoints
 from infra.services.errors import PortChanged, PortInUse, ServiceDidNotStart, ServicesBusy, StateUnreadable
-from infra.services.servers import SERVICES, Service, s3_endpoint, url
+from infra.services.servers import SERVICES
+from infra.services.service import Service, url
 from infra.services.state import Record
 
 LOCK_TIMEOUT_S = 300.0
@@ -154,7 +155,7 @@ def _healthy(home: Path, service: Service, record: Record) -> bool:
     for _ in range(2):
         if record.identity.process() is None:
             return False
-        if service.probe(home, record.port) is None:
+        if service.probe(home, record.port, record.inner) is None:
             return True
         time.sleep(0.5)
     return False
@@ -192,7 +193,7 @@ def _wait_ready(home: Path, services: list[Service], records: dict[str, Record])
         for name in list(waiting):
             service, record = SERVICES[name], records[name]
             dead = record.identity is None or record.identity.process() is None
-            reason = "it exited" if dead else service.probe(home, record.port)
+            reason = "it exited" if dead else service.probe(home, record.port, record.inner)
             if reason is None:
                 del waiting[name]
                 continue
@@ -229,7 +230,7 @@ def _status(home: Path, service: Service, record: Record | None) -> ServiceStatu
     elif process is None:
         label, detail = "dead", "its process is gone; `rollmill up` starts it again"
     else:
-        reason = service.probe(home, port)
+        reason = service.probe(home, port, record.inner if record else {})
         label, detail = ("running", "") if reason is None else ("unhealthy", reason)
     started = record.started_at if record else None
     return ServiceStatus(
@@ -251,7 +252,7 @@ def _endpoints(home: Path, records: dict[str, Record]) -> Endpoints:
     return Endpoints(
         data_dir=home,
         log_dir=home / "logs",
-        s3=s3_endpoint(home, port["s3"]) if "s3" in port else None,
+        s3=seaweed.endpoint(home, port["s3"]) if "s3" in port else None,
         prefect_api_url=url(port["prefect"], "/api") if "prefect" in port else None,
         prefect_ui_url=url(port["prefect"]) if "prefect" in port else None,
         mlflow_uri=url(port["mlflow"]) if "mlflow" in port else None,

@@ -29,7 +29,7 @@ from infra.services.errors import (
     ServicesBusy,
     StateUnreadable,
 )
-from infra.services.servers import Launch
+from infra.services.service import Launch
 from infra.services.supervisor import AUTO, Ports
 
 pytestmark = pytest.mark.server
