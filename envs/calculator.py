@@ -21,7 +21,7 @@ import random
 import re
 from typing import ClassVar
 
-from envs.protocol import Environment, Hints, Step, in_split
+from envs.protocol import Environment, Hints, Mistake, Step, in_split
 from rl.trajectory import Message, Problem
 
 LIMIT = 10**12
@@ -82,7 +82,7 @@ class Calculator(Environment):
             return _end("right" if right else "wrong", float(right))
         call = _CALL.fullmatch(action)
         if call is None:
-            return _end("invalid", 0.0)
+            return _end("invalid", 0.0, Mistake.INVALID)
         self._calls += 1
         self._accumulator = _apply(self._accumulator, call[1], int(call[2]))
         if abs(self._accumulator) > LIMIT:
@@ -95,6 +95,11 @@ class Calculator(Environment):
             return f"<tool>{operator}{number}</tool>"
         return f"<answer>{_display(self._accumulator)[-1]}</answer>"
 
+    def random_action(self, rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return f"<answer>{rng.randrange(10)}</answer>"
+        return f"<tool>{rng.choice('+-*')}{rng.randint(2, self._largest)}</tool>"
+
 
 def _display(value: int) -> str:
     """One digit per cell."""
@@ -105,5 +110,5 @@ def _apply(value: int, operator: str, number: int) -> int:
     return {"+": value + number, "-": value - number, "*": value * number}[operator]
 
 
-def _end(how: str, reward: float) -> Step:
-    return Step(Message("tool", how), reward, terminated=True, info={"end": how})
+def _end(how: str, reward: float, error: str | None = None) -> Step:
+    return Step(Message("tool", how), reward, terminated=True, info={"end": how}, error=error)

@@ -21,7 +21,7 @@ import re
 from collections import deque
 from typing import ClassVar
 
-from envs.protocol import Environment, Hints, Step, in_split
+from envs.protocol import Environment, Hints, Mistake, Step, in_split
 from rl.stream import derive_seed
 from rl.trajectory import Message, Problem
 
@@ -83,7 +83,7 @@ class FrozenLake(Environment):
     async def step(self, action: str) -> Step:
         move = _MOVE.fullmatch(action)
         if move is None:
-            return _end("invalid", 0.0)
+            return _end("invalid", 0.0, Mistake.INVALID)
         self._steps += 1
         target = _add(self._position, MOVES[move[1]])
         if self._inside(target):
@@ -100,6 +100,9 @@ class FrozenLake(Environment):
         if self._demonstrator.random() < RANDOM_SHARE:
             return f"[{self._demonstrator.choice(list(MOVES))}]"
         return f"[{self._path()[0]}]"
+
+    def random_action(self, rng: random.Random) -> str:
+        return f"[{rng.choice(list(MOVES))}]"
 
     def _observe(self) -> str:
         return " ".join(f"{name}:{self._status(_add(self._position, move))}" for name, move in MOVES.items())
@@ -137,5 +140,5 @@ def _add(cell: Cell, move: Cell) -> Cell:
     return cell[0] + move[0], cell[1] + move[1]
 
 
-def _end(how: str, reward: float) -> Step:
-    return Step(Message("user", how), reward, terminated=True, info={"end": how})
+def _end(how: str, reward: float, error: str | None = None) -> Step:
+    return Step(Message("user", how), reward, terminated=True, info={"end": how}, error=error)
