@@ -1,11 +1,14 @@
 """Directories of files in the store: weights, adapters, optimizer state, the base model.
 
-A directory is its files under one key prefix and `manifest.json`, `{"files": {name: {"sha256", "size"}}}`,
-written last; its name is the sha256 of that manifest.
+A directory is its files under one key prefix and `manifest.json`, written last:
+`{"part_bytes": N, "files": {name: {"size", "parts"}}}`, where `parts` are the sha256 of the file's consecutive pieces
+of N bytes. Its name is the sha256 of that manifest. Where the files lie is a `Shelf`: S3, or memory (Mooncake).
 
 Invariants
 - A directory exists exactly when its manifest does: an upload that broke off is never seen.
-- What is pulled was verified: every file by size and sha256, the manifest by its own sha256 where it is given.
+- What is pulled was verified: every part by length and sha256, the manifest by its own sha256 where it is given.
+- Parts are sent and fetched side by side, whichever file they are of, each hashed once, by the thread that moves it;
+  `WORKERS` parts are in memory at most, never a file.
 - A local copy lies in a cache under the manifest's hash and appears there whole, by one rename; two processes
   may pull the same at once.
 - A name in a manifest can not point outside of the directory.
@@ -20,38 +23,95 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from infra.store.errors import Corrupt, NotFound
-from infra.store.objects import PART_BYTES, ObjectStore
+from infra.store.errors import Corrupt, NotFound, StoreError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 MANIFEST = "manifest.json"
 WORKERS = 8
+PART_BYTES = 16 << 20
+"""S3 wants 5 MiB at least, and 10,000 parts of a file at most. 8, 16 and 64 MiB were equally fast on two cores."""
+
+
+class Upload(Protocol):
+    """One file on its way. Not there before `finish`."""
+
+    def send(self, start: int, body: bytes) -> None:
+        """The part at this offset; from any thread, in any order."""
+
+    def finish(self) -> None:
+        """All parts were sent: the file is there."""
+
+    def abandon(self) -> None:
+        """Give back the room of what was sent; after a failure, instead of `finish`."""
+
+
+class Shelf(Protocol):
+    """Where files lie, under keys that are written once. Safe to share between threads. All raise StoreErrors."""
+
+    def put(self, key: str, body: bytes) -> None:
+        """A small file. An empty one need not leave anything: it is never read."""
+
+    def upload(self, key: str, part_bytes: int) -> Upload:
+        """Begin a file of several parts, all but the last of `part_bytes`."""
+
+    def get(self, key: str) -> bytes:
+        """What was `put`. Raises NotFound."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly one part of what was uploaded; shorter where the file ends early. Raises NotFound."""
+
+
+class Part(NamedTuple):
+    """A piece of a file. Key and offset name it, whatever the shelf."""
+
+    start: int
+    length: int
+    sha256: str
 
 
 class FileEntry(BaseModel):
     """What one file must be."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     size: Annotated[int, Field(ge=0)]
+    parts: Annotated[tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(min_length=1)]
 
 
 class Manifest(BaseModel):
     """The files of a directory, by POSIX path."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    part_bytes: Annotated[int, Field(ge=1)]
     files: dict[str, FileEntry]
 
+    @model_validator(mode="after")
+    def _cover(self) -> Manifest:
+        for name, entry in self.files.items():
+            if len(entry.parts) != len(_spans(entry.size, self.part_bytes)):
+                raise ValueError(f"{name}: {len(entry.parts)} parts of {self.part_bytes} for {entry.size} bytes")
+        return self
 
-def push_directory(store: ObjectStore, key_prefix: str, directory: Path) -> str:
+    def parts(self, name: str) -> list[Part]:
+        """The parts of one file, in order; an empty file has one."""
+        entry = self.files[name]
+        spans = _spans(entry.size, self.part_bytes)
+        return [Part(start, length, sha) for (start, length), sha in zip(spans, entry.parts, strict=True)]
+
+    def body(self) -> bytes:
+        """The manifest object; equal manifests have equal ones."""
+        return json.dumps(self.model_dump(), sort_keys=True).encode()
+
+
+def push_directory(store: Shelf, key_prefix: str, directory: Path, part_bytes: int = PART_BYTES) -> str:
     """Upload all files below `directory` (links are followed) and then the manifest; returns its sha256.
 
     `key_prefix` ends with a slash and is used once: `state/{lsn}-{nonce}/`, `base/`. Repeating a push of the
@@ -62,20 +122,75 @@ def push_directory(store: ObjectStore, key_prefix: str, directory: Path) -> str:
         raise ValueError(
             f"{directory}: can not be pushed: " + (f"{MANIFEST} is a reserved name" if names else "no file")
         )
-
-    def push(name: str) -> tuple[str, FileEntry]:
-        path = directory / name
-        entry = _entry(path)
-        store.put_file(key_prefix + name, path)
-        return name, entry
-
-    manifest = Manifest(files=dict(_parallel(push, names)))
-    body = json.dumps(manifest.model_dump(), sort_keys=True).encode()
+    manifest = Manifest(part_bytes=part_bytes, files=_send(store, key_prefix, directory, names, part_bytes))
+    body = manifest.body()
     store.put(key_prefix + MANIFEST, body)
     return hashlib.sha256(body).hexdigest()
 
 
-def read_manifest(store: ObjectStore, key_prefix: str, manifest_sha256: str | None = None) -> tuple[str, Manifest]:
+def copy_directory(
+    shelf: Shelf, key_prefix: str, manifest: Manifest, directory: Path, only: Sequence[str] | None = None
+) -> None:
+    """Put files of a directory that was pushed from here on another shelf as well, then the same manifest: it names
+    what is not there, too, so pull no more than `only` from there. Raises Corrupt when they changed meanwhile."""
+    names = _wanted(manifest, only, key_prefix)
+    files = _send(shelf, key_prefix, directory, names, manifest.part_bytes)
+    for name in names:
+        if files[name] != manifest.files[name]:
+            raise Corrupt(str(directory / name), "changed since it was pushed")
+    shelf.put(key_prefix + MANIFEST, manifest.body())
+
+
+def _send(
+    store: Shelf, key_prefix: str, directory: Path, names: Sequence[str], part_bytes: int
+) -> dict[str, FileEntry]:
+    """Send the files, all parts side by side; what each file is."""
+    sizes = {name: (directory / name).stat().st_size for name in names}
+    large = [name for name in names if sizes[name] > part_bytes]
+    uploads: dict[str, Upload] = {}
+
+    def begin(name: str) -> None:
+        uploads[name] = store.upload(key_prefix + name, part_bytes)
+
+    def move(span: tuple[str, int, int]) -> str:
+        name, start, length = span
+        body = _read(directory / name, start, length)
+        if name in uploads:
+            uploads[name].send(start, body)
+        else:
+            store.put(key_prefix + name, body)
+        return hashlib.sha256(body).hexdigest()
+
+    spans = [(name, start, length) for name in names for start, length in _spans(sizes[name], part_bytes)]
+    try:
+        _parallel(begin, large)
+        digests = _parallel(move, spans)
+        _parallel(lambda name: uploads[name].finish(), large)
+    except BaseException:
+        for upload in uploads.values():
+            with suppress(StoreError):
+                upload.abandon()
+        raise
+    parts: dict[str, list[str]] = {name: [] for name in names}
+    for (name, _, _), digest in zip(spans, digests, strict=True):
+        parts[name].append(digest)
+    return {name: FileEntry(size=sizes[name], parts=tuple(parts[name])) for name in names}
+
+
+def _spans(size: int, part_bytes: int) -> list[tuple[int, int]]:
+    """Start and length of the parts of a file."""
+    return [(start, min(part_bytes, size - start)) for start in range(0, max(size, 1), part_bytes)]
+
+
+def _read(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        body = os.pread(file.fileno(), length, start)
+    if len(body) != length:
+        raise Corrupt(str(path), f"{len(body)} bytes at {start} instead of {length}: it changed while it was pushed")
+    return body
+
+
+def read_manifest(store: Shelf, key_prefix: str, manifest_sha256: str | None = None) -> tuple[str, Manifest]:
     """The manifest of a directory and its sha256. Raises NotFound (never wholly written) or Corrupt."""
     key = key_prefix + MANIFEST
     body = store.get(key)
@@ -94,7 +209,7 @@ def read_manifest(store: ObjectStore, key_prefix: str, manifest_sha256: str | No
 
 
 def pull_directory(
-    store: ObjectStore,
+    store: Shelf,
     key_prefix: str,
     manifest_sha256: str | None,
     into: Path,
@@ -113,16 +228,17 @@ def pull_directory(
     cached = _cached(into, manifest_sha256, only)
     if cached:
         return cached
-    wanted = {n: e for n, e in manifest.files.items() if only is None or any(fnmatchcase(n, p) for p in only)}
-    if not wanted:
-        raise ValueError(f"{key_prefix}: no file matches {only}; there are {', '.join(sorted(manifest.files))}")
+    names = _wanted(manifest, only, key_prefix)
     final = into / _cache_name(manifest_sha256, only)
     into.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".pulling-", dir=into))
     try:
-        for name in wanted:
+        for name in names:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
-        _parallel(lambda name: _pull(store, key_prefix + name, wanted[name], draft / name), wanted)
+            with (draft / name).open("xb") as file:
+                file.truncate(manifest.files[name].size)
+        parts = [(name, part) for name in names for part in manifest.parts(name)]
+        _parallel(lambda item: _fetch(store, key_prefix + item[0], manifest, item[1], draft / item[0]), parts)
         draft.chmod(0o755)
         try:
             os.replace(draft, final)
@@ -146,29 +262,36 @@ def _cached(into: Path, manifest_sha256: str, only: Sequence[str] | None) -> Pat
     return next((path for path in paths if path.is_dir()), None)
 
 
-def _entry(path: Path) -> FileEntry:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileEntry(sha256=digest, size=file.tell())
+def _wanted(manifest: Manifest, only: Sequence[str] | None, where: str) -> list[str]:
+    names = [n for n in manifest.files if only is None or any(fnmatchcase(n, pattern) for pattern in only)]
+    if not names:
+        raise ValueError(f"{where}: no file matches {only}; there are {', '.join(sorted(manifest.files))}")
+    return names
 
 
-def _pull(store: ObjectStore, key: str, entry: FileEntry, path: Path) -> None:
-    """One file, large ones in ranges; verified as it arrives."""
-    digest, size = hashlib.sha256(), 0
+def fetch_part(store: Shelf, key: str, part: Part, whole: bool) -> bytes:
+    """One part, verified; `whole`: it is all of its file. Raises Corrupt."""
+    if part.length == 0:
+        return b""
     try:
-        with path.open("xb") as file:
-            for start in range(0, max(entry.size, 1), PART_BYTES):
-                whole = entry.size <= PART_BYTES
-                part = store.get(key) if whole else store.get_range(key, start, min(PART_BYTES, entry.size - start))
-                digest.update(part)
-                size += file.write(part)
+        body = store.get(key) if whole else store.get_range(key, part.start, part.length)
     except NotFound as error:
         raise Corrupt(key, "missing, though the manifest names it") from error
-    if size != entry.size or digest.hexdigest() != entry.sha256:
+    found = hashlib.sha256(body).hexdigest()
+    if len(body) != part.length or found != part.sha256:
         raise Corrupt(
             key,
-            f"{size} bytes of sha256 {digest.hexdigest()}, but the manifest says {entry.size} of {entry.sha256}",
+            f"at byte {part.start}: {len(body)} bytes of sha256 {found}, "
+            f"but the manifest says {part.length} of {part.sha256}",
         )
+    return body
+
+
+def _fetch(store: Shelf, key: str, manifest: Manifest, part: Part, path: Path) -> None:
+    """One part to its place."""
+    body = fetch_part(store, key, part, whole=path.stat().st_size <= manifest.part_bytes)
+    with path.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), body, part.start)
 
 
 def _parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:

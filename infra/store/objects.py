@@ -21,11 +21,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from boto3.exceptions import S3UploadFailedError
-from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -42,6 +39,7 @@ from infra.store.errors import (
     StoreNotAtomic,
     StoreUnavailable,
 )
+from infra.store.multipart import MultipartUpload
 from rl.config.infrastructure import StoreSection
 
 T = TypeVar("T")
@@ -50,8 +48,6 @@ DEADLINE_S = 60.0
 """For one operation with its repetitions; long enough for a server to be started again."""
 START_DEADLINE_S = 4.0
 """The same for the first contact: with one read timeout on top, a dead endpoint is told within 15 s."""
-PART_BYTES = 16 << 20
-"""Files above are sent in parts."""
 
 _DENIED_CODES = {
     "AccessDenied",
@@ -61,7 +57,6 @@ _DENIED_CODES = {
     "InvalidToken",
 }
 _LOG_RECORD = re.compile(r"(^|/)log/\d+\.json$")
-_TRANSFER = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, max_concurrency=4)
 
 
 class ObjectStore:
@@ -92,8 +87,8 @@ class ObjectStore:
         return self._retry(f"GET {key}", lambda: self._body(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`. Raises NotFound."""
-        return self._retry(f"GET {key}", lambda: self._body(key, Range=f"bytes={start}-{start + length - 1}"))
+        """`length` bytes from `start`, fewer where the object ends before. Raises NotFound."""
+        return self._retry(f"GET {key}", lambda: self._piece(key, start, length))
 
     def exists(self, key: str) -> bool:
         """Whether there is an object under this key."""
@@ -112,9 +107,9 @@ class ObjectStore:
         """Write or overwrite."""
         self._retry(f"PUT {key}", lambda: self.client.put_object(Bucket=self.bucket, Key=key, Body=body))
 
-    def put_file(self, key: str, path: Path) -> None:
-        """Write or overwrite from a file, large ones in parallel parts."""
-        self._retry(f"PUT {key}", lambda: self._send_file(key, path))
+    def upload(self, key: str, part_bytes: int) -> MultipartUpload:
+        """Begin an object that is sent in parts of `part_bytes`, and is there when all of it is."""
+        return MultipartUpload(self.client, self.bucket, key, part_bytes, self.attempt)
 
     def create(self, key: str, body: bytes, nonce: str) -> bool:
         """Create the object unless it exists; False when it is there already and not by this `nonce`: make one
@@ -126,13 +121,22 @@ class ObjectStore:
 
     def keys(self, prefix: str, start_after: str | None = None) -> Iterator[str]:
         """Keys under `prefix` in order, those behind `start_after` only; a thousand per request."""
+        for page in self.pages(prefix, start_after):
+            yield from (entry["Key"] for entry in page.get("Contents", ()))
+
+    def pages(self, prefix: str, start_after: str | None = None) -> Iterator[Any]:
+        """The same as the server's answers."""
         more: dict[str, Any] = {} if start_after is None else {"StartAfter": start_after}
         while True:
             page = self._retry(f"LIST {prefix}", partial(self._list, prefix, more))
-            yield from (entry["Key"] for entry in page.get("Contents", ()))
+            yield page
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def attempt(self, what: str, request: Callable[[], T]) -> T:
+        """Any other request of `client`: repeated, and its errors named, as all are."""
+        return self._retry(what, request)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; missing ones are no error. Raises ValueError for a log record."""
@@ -169,17 +173,16 @@ class ObjectStore:
     def _body(self, key: str, **more: Any) -> bytes:
         return self.client.get_object(Bucket=self.bucket, Key=key, **more)["Body"].read()
 
+    def _piece(self, key: str, start: int, length: int) -> bytes:
+        try:
+            return self._body(key, Range=f"bytes={start}-{start + length - 1}")
+        except ClientError as error:
+            if faults.status(error) != 416:
+                raise
+            return b""
+
     def _list(self, prefix: str, more: dict[str, Any]) -> Any:
         return self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **more)
-
-    def _send_file(self, key: str, path: Path) -> None:
-        if path.stat().st_size <= PART_BYTES:
-            self.client.put_object(Bucket=self.bucket, Key=key, Body=path.read_bytes())
-        else:
-            try:
-                self.client.upload_file(str(path), self.bucket, key, Config=_TRANSFER)
-            except S3UploadFailedError as error:  # hides what the server said
-                raise (error.__context__ or error) from None
 
     def _create(self, key: str, body: bytes, nonce: str) -> bool:
         try:

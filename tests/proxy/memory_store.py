@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from infra.store.errors import NotFound
 
 
@@ -26,9 +24,6 @@ class MemoryStore:
 
     def put(self, key: str, body: bytes) -> None:
         self.objects[key] = body
-
-    def put_file(self, key: str, path: Path) -> None:
-        self.objects[key] = path.read_bytes()
 
     def create(self, key: str, body: bytes, nonce: str) -> bool:
         return self.objects.setdefault(key, body) is body

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
-from infra.store import directories
 from infra.store.directories import pull_directory, push_directory, read_manifest
 from infra.store.errors import Corrupt, NotFound, StoreUnavailable
 from infra.store.objects import ObjectStore
@@ -109,26 +108,66 @@ def test_another_manifest_is_not_taken_for_the_named_one(
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//b", "./a", ".", "", "a\\..\\b", "a\0b"])
 def test_a_manifest_can_not_point_outside(store: ObjectStore, prefix: str, cache: Path, name: str) -> None:
-    manifest = {"files": {name: {"sha256": "0" * 64, "size": 0}}}
+    manifest = {"part_bytes": 1, "files": {name: {"parts": ["0" * 64], "size": 0}}}
     store.put(prefix + "manifest.json", json.dumps(manifest).encode())
     with pytest.raises(Corrupt, match="unsafe file name"):
         pull_directory(store, prefix, None, cache)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"files": {"a": {"sha256": "x", "size": 1}}}'])
+def manifest_of(size: int, parts: list[str]) -> bytes:
+    return json.dumps({"part_bytes": 10, "files": {"a": {"size": size, "parts": parts}}}).encode()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", manifest_of(1, ["x"]), manifest_of(1, []), manifest_of(11, ["0" * 64]), manifest_of(-1, [])]
+)
 def test_what_is_no_manifest_is_refused(store: ObjectStore, prefix: str, body: bytes) -> None:
     store.put(prefix + "manifest.json", body)
     with pytest.raises(Corrupt, match="not a manifest"):
         read_manifest(store, prefix)
 
 
+LEAST = 5 << 20
+"""The smallest part that S3 takes, but for the last one of a file."""
+
+
 def test_large_files_travel_in_parts(
-    store: ObjectStore, prefix: str, source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tapped: ObjectStore, tap: Tap, prefix: str, tmp_path: Path, cache: Path
 ) -> None:
-    monkeypatch.setattr(directories, "PART_BYTES", 1000)
-    (source / "even").write_bytes(b"e" * 2000)
-    copy = pull_directory(store, prefix, push_directory(store, prefix, source), cache)
-    assert contents(copy) == FILES | {"even": b"e" * 2000}
+    (tmp_path / "s").mkdir()
+    sizes = {"under": LEAST - 1, "even": LEAST, "over": LEAST + 1, "two": 2 * LEAST, "none": 0}
+    for i, (name, size) in enumerate(sizes.items()):
+        (tmp_path / "s" / name).write_bytes(bytes([i, 255, 7]) * (size // 3) + b"x" * (size % 3))
+    sha = push_directory(tapped, prefix, tmp_path / "s", part_bytes=LEAST)
+    assert contents(pull_directory(tapped, prefix, sha, cache)) == contents(tmp_path / "s")
+    assert tap.count("upload_part") == 4 and tap.count("get_object", prefix + "two") == 2
+    assert {name: tapped.get(prefix + name) for name in sizes} == contents(tmp_path / "s"), "as any S3 client sees it"
+
+
+def test_a_broken_part_abandons_its_file(tap: Tap, store: ObjectStore, prefix: str, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "big").write_bytes(bytes(2 * LEAST))
+    hurried = ObjectStore(tap, store.bucket, deadline_s=0.1)
+    tap.before["upload_part"] = [lambda: None, *[ReadTimeoutError(endpoint_url="http://store")] * 99]
+    with pytest.raises(StoreUnavailable):
+        push_directory(hurried, prefix, tmp_path / "s", part_bytes=LEAST)
+    assert list(store.keys(prefix)) == [] and tap.count("abort_multipart_upload") == 1
+
+
+@pytest.mark.parametrize("size", [LEAST, 2 * LEAST - 1, 3 * LEAST])
+def test_a_large_file_of_another_length_is_named(
+    store: ObjectStore, prefix: str, tmp_path: Path, cache: Path, size: int
+) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "big").write_bytes(bytes(2 * LEAST))
+    sha = push_directory(store, prefix, tmp_path / "s", part_bytes=LEAST)
+    store.put(prefix + "big", bytes(size))
+    if size > 2 * LEAST:  # what the manifest names is there
+        assert (pull_directory(store, prefix, sha, cache) / "big").stat().st_size == 2 * LEAST
+    else:
+        with pytest.raises(Corrupt, match=rf"big: at byte {LEAST}: {size - LEAST} bytes"):
+            pull_directory(store, prefix, sha, cache)
+        assert list(cache.iterdir()) == []
 
 
 def test_racing_pulls_end_in_one_copy(store: ObjectStore, prefix: str, source: Path, cache: Path) -> None:

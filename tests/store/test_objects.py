@@ -7,7 +7,6 @@ import pickle
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,11 +120,28 @@ def test_a_log_record_can_not_be_deleted(store: ObjectStore) -> None:
         store.delete(["tenant/run/log/0000000007.json"])
 
 
-def test_a_large_file_goes_in_parts(store: ObjectStore, prefix: str, tmp_path: Path) -> None:
-    body = bytes(range(256)) * (objects.PART_BYTES // 256) + b"tail"
-    (tmp_path / "big").write_bytes(body)
-    store.put_file(prefix + "big", tmp_path / "big")
-    assert store.get(prefix + "big") == body
+MIB = 1 << 20
+
+
+def test_an_object_goes_in_parts_and_appears_whole(tapped: ObjectStore, tap: Tap, prefix: str) -> None:
+    body = bytes(range(256)) * (5 * MIB // 256)
+    tap.before["upload_part"] = [ReadTimeoutError(endpoint_url="http://store")]
+    tap.after["complete_multipart_upload"] = [ReadTimeoutError(endpoint_url="http://store")]
+    upload = tapped.upload(prefix + "big", 5 * MIB)
+    upload.send(5 * MIB, b"tail")
+    upload.send(0, body)
+    assert not tapped.exists(prefix + "big")
+    upload.finish()
+    assert tapped.get(prefix + "big") == body + b"tail"
+    assert tapped.get_range(prefix + "big", 5 * MIB, 100) == b"tail"
+    assert tapped.get_range(prefix + "big", 6 * MIB, 100) == b""
+
+
+def test_an_abandoned_upload_leaves_nothing(store: ObjectStore, prefix: str) -> None:
+    upload = store.upload(prefix + "big", 5 * MIB)
+    upload.send(0, b"x")
+    upload.abandon()
+    assert not store.exists(prefix + "big")
 
 
 def test_probe_accepts_an_atomic_store(store: ObjectStore, prefix: str) -> None:
