@@ -130,11 +130,12 @@ class SampleBuffer:
         return _pick([Uid.parse(text) for text in step.trained], step.segments, bodies)
 
     def history(self, newest: int) -> list[Group]:
-        """The groups of the newest segments, settled ones too, oldest first: for reports. Lists every segment."""
+        """The groups of the newest segments, settled ones too, oldest first: for reports. Lists every segment; what is
+        deleted meanwhile is left out."""
         listed = (key.removeprefix(self._prefix) for key in self._store.keys(f"{self._prefix}groups/"))
         keys = [key for key in listed if _SEGMENT.fullmatch(key)][-newest:]
         with ThreadPoolExecutor(READERS) as pool:
-            return [group for body in pool.map(self._named, keys) for group in schema.decode(body)]
+            return [group for body in pool.map(self._there, keys) if body is not None for group in schema.decode(body)]
 
     @property
     def pending_bytes(self) -> int:
@@ -167,6 +168,12 @@ class SampleBuffer:
         for key in [k for k, s in self._segments.items() if all(_closed(ledger, c.uid) for c in s.candidates)]:
             del self._segments[key]
         self._taken = {uid for uid in self._taken if ledger.is_open(uid) and self._home[uid] in self._segments}
+
+    def _there(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(self._prefix + key)
+        except NotFound:
+            return None
 
     def _read_listed(self, key: str) -> _Segment | None:
         """A listed segment; None when it was deleted since: below a floor that our ledger does not know yet."""

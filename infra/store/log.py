@@ -21,11 +21,13 @@ import json
 import logging
 import time
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import ValidationError
 
+from infra.store import inventory
 from infra.store.errors import NotFound, Overtaken, StoreError
 from infra.store.objects import ObjectStore
 from rl import records
@@ -94,14 +96,25 @@ class CommitLog:
         line = set(self.ledger.line)
         steps: list[Step] = []
         for lsn in range(self.ledger.lsn, 0, -1):
-            record = self.read(lsn)
-            if record is None:
-                raise LogCorrupt(f"{self._key(lsn)}: missing, though later records exist")
+            record = self._there(lsn)
             if isinstance(record, Step) and record.version == version:
                 return steps[::-1]
             if isinstance(record, Step) and record.version > version and record.version in line:
                 steps.append(record)
         raise LogCorrupt(f"version {version} is in no step record")
+
+    def as_of(self, age_s: float) -> Ledger:
+        """The ledger as it was `age_s` seconds ago, by the store's clock: whoever reads the log at least that often
+        knows no less. Costs a few requests, whatever the length of the log."""
+        lsns = range(1, self.ledger.lsn + 1)
+        newest = bisect_left(lsns, True, key=lambda lsn: inventory.age_s(self.store, self._key(lsn)) < age_s)
+        start = newest
+        while start > 0 and (record := self._there(start)).snapshot is None:
+            start -= 1
+        ledger = Ledger.from_snapshot(start, record.snapshot) if start > 0 and record.snapshot else Ledger()
+        for lsn in range(start + 1, newest + 1):
+            ledger.apply(self._there(lsn))
+        return ledger
 
     def wait_for(
         self,
@@ -143,7 +156,9 @@ class CommitLog:
         raise DeadlineExceeded(f"no fence could be created in {FENCE_DEADLINE_S:.0f} s: other writers keep winning")
 
     def state_prefix(self) -> str:
-        """A fresh key prefix, below the run, for the state of the coming step: `state/{lsn}-{nonce}/`."""
+        """A fresh key prefix, below the run, for the state of the coming step: `state/{lsn}-{nonce}/`. Ask for the
+        next one only when that step is committed: a later step, or a fence, says that a prefix which no record names
+        will never be named (see `infra.store.gc`)."""
         return f"state/{self.ledger.lsn + 1:010d}-{uuid.uuid4().hex[:8]}/"
 
     def append_step(
@@ -201,6 +216,12 @@ class CommitLog:
         return self._append(lambda stamp: Retain(**stamp, version=version, mark=mark, state=state))
 
     # -- inside --------------------------------------------------------------------------------------
+
+    def _there(self, lsn: int) -> Record:
+        record = self.read(lsn)
+        if record is None:
+            raise LogCorrupt(f"{self._key(lsn)}: missing, though later records exist")
+        return record
 
     def _append(self, make: Callable[[dict], R]) -> R:
         """Create `make(stamp)` at the next free lsn, as long as what others put there leaves it valid."""
