@@ -201,10 +201,12 @@ class Batches:
 
     def late(self, batch: Batch) -> list[Drop]:
         """What the step itself makes too old, as of now: dropped in its own record. Empty for what arrives
-        later still; the next selection drops that."""
+        later still; the next selection drops that. Raises Overtaken when the step can not be committed any more."""
         ledger = self._log.sync()
-        candidates = self._buffer.refresh(ledger, self._staleness)
         gone = [*batch.uids, *(Uid.parse(drop.uid) for drop in batch.dropped)]
+        if taken := [uid for uid in gone if not ledger.is_open(uid)]:
+            raise Overtaken(f"attempt {taken[0]} was settled by another writer while its step was made")
+        candidates = self._buffer.refresh(ledger, self._staleness)
         late = doomed(ledger, candidates, gone, self._staleness, self._drops)
         self._count_evicted(late, candidates)
         return late

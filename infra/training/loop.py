@@ -30,6 +30,7 @@ from infra.compute.lifeline import CRASHED, DONE, FENCED, NAMED
 from infra.store import schema
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import push_directory
+from infra.store.errors import Overtaken
 from infra.store.log import CommitLog
 from infra.training import metrics, ranks, state
 from infra.training.batches import Batch, Batches, Limits
@@ -72,6 +73,8 @@ class Tracker(Protocol):
 def exit_code(error: BaseException) -> int:
     if isinstance(error, Fenced):
         return FENCED
+    if isinstance(error, Overtaken):  # nothing is wrong: what was trained is discarded, and another start goes on
+        return CRASHED
     return NAMED if isinstance(error, RollmillError) else CRASHED
 
 
