@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rl.ledger import Ledger
+from rl.records import StateRef
 
 
 class Why(StrEnum):
@@ -70,3 +71,9 @@ class Retention:
             if version in ledger.pins:
                 found[version].add(Why.PINNED)
         return found
+
+
+def loadable(ledger: Ledger) -> dict[int, StateRef]:
+    """The versions whose state is there for sure, among those that the ledger knows. Of any other an object may be
+    missing: that says that the log was not read anew, not that the store is corrupt."""
+    return {v: state for v, state in ledger.states.items() if v >= ledger.gc_floor} | ledger.pins

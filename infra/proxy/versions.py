@@ -1,7 +1,8 @@
 """The proxy's view of the commit log, and the files of the versions that it names.
 
-Invariants: only a version that the log names is ever loaded, verified by its manifest; the log is read by one
-thread only; at most the newest two pulled versions stay on disk.
+Invariants: only a version that the log names is ever loaded, verified by its manifest; an object that is missing is
+corruption only if the log, read again, still keeps the version; the log is read by one thread only; at most the newest
+two pulled versions stay on disk.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.store.directories import pull_directory
+from infra.store.errors import Corrupt, NotFound
 from infra.store.log import CommitLog
 from rl.errors import RollmillError
 from rl.records import StateRef
+from rl.retention import loadable
 from rl.staleness import StalenessPolicy
 
 KEPT = 2
@@ -59,22 +62,27 @@ class VersionSource:
 
     def _look(self) -> LogView:
         ledger = self._log.sync()
-        return LogView(ledger.head, ledger.fence, self._policy.floor(ledger), dict(ledger.states))
+        return LogView(ledger.head, ledger.fence, self._policy.floor(ledger), loadable(ledger))
 
     async def directory(self, view: LogView, version: int) -> Path:
         """The local `model/` directory of a version. Raises UnknownVersion or StoreError."""
         state = view.states.get(version)
         if state is None:
-            raise UnknownVersion(f"version {version} is not in the commit log (the head is {view.head})")
+            raise UnknownVersion(f"version {version} is not in the commit log, or deleted (the head is {view.head})")
         if version not in self._pulled:
-            self._pulled[version] = await asyncio.to_thread(
-                self._pull,
-                self._log.store,
-                self._prefix + state.prefix,
-                state.manifest_sha256,
-                self._cache,
-                only=("model/*",),
-            )
+            try:
+                self._pulled[version] = await asyncio.to_thread(
+                    self._pull,
+                    self._log.store,
+                    self._prefix + state.prefix,
+                    state.manifest_sha256,
+                    self._cache,
+                    only=("model/*",),
+                )
+            except (NotFound, Corrupt) as error:
+                if version not in (await self.look()).states:
+                    raise UnknownVersion(f"version {version} was deleted meanwhile") from error
+                raise
         self._pulled.move_to_end(version)
         while len(self._pulled) > KEPT:
             _, old = self._pulled.popitem(last=False)
