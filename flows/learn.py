@@ -2,13 +2,14 @@
 
 Invariants: it trains nothing itself; the trainer's truth is the log, so a trainer that died is simply started
 again, within its budget; a named failure (a configuration, a violated invariant, another trainer's
-fence) is not tried twice.
+fence) is not tried twice. Garbage is collected here, beside the trainer and only after a commit.
 """
 
 from __future__ import annotations
 
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -20,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.quiet import quiet_failures
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
+from infra.store.gc import Background, Collector
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from rl.config.load import dumps, loads
@@ -38,12 +40,13 @@ def learn(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
     """Train until the log has the last version; that version."""
     config = loads(Path(config_file).read_text())
     log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer="learn-observer")
+    garbage = Background(partial(_collector, config), config.retention.collect_every)
     with connect(scheduler, config.deadlines.start) as client:
         for left in range(config.restarts.trainer, -1, -1):
             fence = log.sync().fence
             trainer = _start(client, config, proxy_url, config_file)
             try:
-                return _watch(config, log, trainer, fence)
+                return _watch(config, log, trainer, fence, garbage)
             except Crashed as error:
                 if left == 0:
                     raise
@@ -66,16 +69,22 @@ def step(version: int, log: CommitLog, trainer: Future) -> int:
     return version
 
 
-def _watch(config: RunConfig, log: CommitLog, trainer: Future, fence: int) -> int:
+def _watch(config: RunConfig, log: CommitLog, trainer: Future, fence: int, garbage: Background) -> int:
     """Follow the trainer to its end. `fence` is the newest one before it was started."""
     _wait_for_fence(config, log, trainer, fence)
     head = log.sync().head or 0
     while head < config.training.steps and not trainer.done():
         head = step(head + 1, log, trainer)
+        garbage.after(head)
     trainer.result(timeout=config.deadlines.batch)
     if (head := log.sync().head or 0) < config.training.steps:
         raise RollmillError(f"the trainer ended at version {head}, before training.steps ({config.training.steps})")
     return head
+
+
+def _collector(config: RunConfig) -> Collector:
+    log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer=f"gc-{uuid.uuid4().hex[:8]}")
+    return Collector(log, config.prefix, config.keeps, config.retention.grace)
 
 
 def _wait_for_fence(config: RunConfig, log: CommitLog, trainer: Future, before: int) -> None:

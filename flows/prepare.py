@@ -29,6 +29,7 @@ RESUMABLE = (
     "evaluation",
     "pools",
     "store",
+    "retention",
     "tracking",
     "deadlines",
     "restarts",
