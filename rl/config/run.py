@@ -17,7 +17,9 @@ from rl.config.base import Name, Section
 from rl.config.infrastructure import (
     HFEngineSection,
     LocalPools,
+    MooncakeWeights,
     RestartSection,
+    S3Weights,
     SchedulerPools,
     StoreSection,
     TrackingSection,
@@ -54,6 +56,7 @@ class RunConfig(Section):
     engine: HFEngineSection = HFEngineSection()
     pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
     store: StoreSection = StoreSection()
+    weights: Annotated[S3Weights | MooncakeWeights, Field(discriminator="type")] = S3Weights()
     retention: RetentionSection = RetentionSection()
     tracking: TrackingSection = TrackingSection()
     deadlines: DeadlineSection = DeadlineSection()

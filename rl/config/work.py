@@ -43,6 +43,8 @@ class DeadlineSection(Section):
     """One member from start to score, retries included."""
     batch: Seconds = 1800
     """Trainer: waiting for a batch without a single new group arriving."""
+    publish: Seconds = 1800
+    """Trainer: one version from the optimizer step to the engines, while the next one is made."""
     control: Seconds = 120
     """One suspend, update or resume of the engines."""
     warmstart: Seconds = 3600

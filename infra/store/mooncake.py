@@ -1,0 +1,113 @@
+"""Mooncake Store as a shelf: versions in the memory of the trainer's machine, read over TCP.
+
+One value per part, under `{key}@{offset}`; what was `put` lies at offset 0.
+
+Invariants
+- It is never the only copy: its master forgets what it needs room for, and all of it with the process that lends the
+  memory (the trainer). Whoever finds a part missing reads the version from S3.
+- A key is written once: Mooncake keeps the first value without saying so. Values are verified by whoever pulls.
+- A missing value is told from one that could not be read: Mooncake answers both with no bytes.
+- A master that does not answer is a named error within `CONNECT_S`; a peer that hangs, within Mooncake's own 30 s.
+
+The library listens on every interface of the machine for its peers, without authentication: use a private network.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from infra.store.errors import NotFound, StoreError
+from rl.config.infrastructure import MooncakeWeights
+
+CONNECT_S = 3.0
+BUFFER_BYTES = 512 << 20
+"""Of this process, for parts on their way."""
+_MEND = "start mooncake_master there, or set weights.type to s3 (`--set weights.type=s3 --resume` goes on)"
+
+
+class MooncakeUnavailable(StoreError):
+    """The master, or the process that holds a value, did not answer; or the package is not there."""
+
+
+class MooncakeShelf:
+    """See `infra.store.directories.Shelf`. `lend_bytes` of this process's memory hold what is put, by anybody."""
+
+    def __init__(self, section: MooncakeWeights, lend_bytes: int = 0) -> None:
+        """Raises MooncakeUnavailable."""
+        self._master = section.master
+        host = _own_address(section.master)
+        self._store = _library()()
+        # positional: host, metadata (peers find each other by handshake), lent, buffer, protocol, devices, master
+        code = self._store.setup(host, "P2PHANDSHAKE", lend_bytes, BUFFER_BYTES, "tcp", "", section.master)
+        if code != 0:
+            raise MooncakeUnavailable(f"weights.master {section.master}: joining failed with code {code}; {_MEND}")
+
+    def put(self, key: str, body: bytes) -> None:
+        self._put(key, 0, body)
+
+    def upload(self, key: str, part_bytes: int) -> _Upload:
+        return _Upload(self, key)
+
+    def get(self, key: str) -> bytes:
+        return self.get_range(key, 0, 0)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        value = self._store.get(f"{key}@{start}")
+        if value:
+            return value
+        there = self._store.is_exist(f"{key}@{start}")
+        if there == 0:
+            raise NotFound("mooncake", f"{key}@{start}")
+        raise MooncakeUnavailable(f"{key} at {start} can not be read from Mooncake {self._master} (code {there})")
+
+    def _put(self, key: str, start: int, body: bytes) -> None:
+        if not body:  # Mooncake takes no empty value
+            return
+        code = self._store.put(f"{key}@{start}", body)
+        if code != 0:
+            raise MooncakeUnavailable(f"{key} at {start} can not be put into Mooncake {self._master} (code {code})")
+
+    def close(self) -> None:
+        """Give back the memory lent, and what it holds."""
+        self._store.close()
+
+
+class _Upload:
+    """Nobody looks for parts before the manifest is there, so there is nothing to finish."""
+
+    def __init__(self, shelf: MooncakeShelf, key: str) -> None:
+        self._shelf, self._key = shelf, key
+
+    def send(self, start: int, body: bytes) -> None:
+        self._shelf._put(self._key, start, body)
+
+    def finish(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        """The master forgets it in time."""
+
+
+def _library() -> Any:
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        from mooncake.store import MooncakeDistributedStore
+    except ImportError as error:
+        raise MooncakeUnavailable(
+            f"weights.type is mooncake, but its library can not be loaded ({error}): pip install 'rollmill[mooncake]', "
+            "and libibverbs of the system (Debian: apt install libibverbs1); or set weights.type to s3"
+        ) from error
+    return MooncakeDistributedStore
+
+
+def _own_address(master: str) -> str:
+    """The address by which this machine reaches the master, and by which its peers reach this process. The library
+    itself would wait for a dead master for 90 s with the interpreter's lock in its hands."""
+    host, _, port = master.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as probe:
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise MooncakeUnavailable(f"weights.master {master} can not be reached: {error}; {_MEND}") from error
