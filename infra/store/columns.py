@@ -1,13 +1,12 @@
-"""List columns of numbers between Python and Arrow: the bulk of a segment, so done without an object per element.
+"""List columns of numbers between packed arrays and Arrow: the bulk of a segment, so without an object per element.
 
-Invariant: `lists_of(numbers(lists, code, name))` gives the same lists; None stays None.
+Invariant: `arrays(numbers(lists, code), code)` gives the same lists; None stays None.
 """
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,26 +14,21 @@ import pyarrow as pa
 _TYPES = {"B": pa.uint8(), "i": pa.int32(), "q": pa.int64(), "f": pa.float32()}
 
 
-def numbers(lists: Sequence[Sequence[float] | None], code: str, name: str) -> pa.ListArray:
-    """A list column of numbers of the format `code` (as in `struct`: B, i, q or f).
-
-    Raises ValueError, with the column's `name`, for a number that the format can not hold.
-    """
-    try:
-        packed = [struct.pack(f"{len(values)}{code}", *values) for values in lists if values]
-    except (struct.error, OverflowError) as error:
-        raise ValueError(f"{name}: {error}") from error
-    offsets = np.cumsum([0, *(len(values or ()) for values in lists)], dtype=np.int32)
+def numbers(lists: Sequence[Sequence[float] | None], code: str) -> pa.ListArray:
+    """A list column of numbers of the format `code` (as in `array`: B, i, q or f)."""
+    packed = [v if isinstance(v, array) and v.typecode == code else array(code, v or ()) for v in lists]
+    offsets = np.cumsum([0, *map(len, packed)], dtype=np.int32)
     values = pa.Array.from_buffers(_TYPES[code], int(offsets[-1]), [None, pa.py_buffer(b"".join(packed))])
     missing = pa.array([values is None for values in lists], pa.bool_())
     return pa.ListArray.from_arrays(pa.array(offsets), values, mask=missing)
 
 
-def lists_of(column: pa.ChunkedArray) -> list[list[Any] | None]:
-    """Python lists from a list column of numbers."""
-    found: list[list[Any] | None] = []
+def arrays(column: pa.ChunkedArray, code: str) -> list[array | None]:
+    """Packed arrays of the format `code` from a list column of numbers."""
+    found: list[array | None] = []
     for chunk in column.chunks:
-        values, offsets = chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_pylist()
-        valid = chunk.is_valid().to_pylist()
-        found += [values[offsets[i] : offsets[i + 1]].tolist() if valid[i] else None for i in range(len(chunk))]
+        values = chunk.values.to_numpy().astype(code, copy=False)
+        offsets, valid = chunk.offsets.to_pylist(), chunk.is_valid().to_pylist()
+        for i in range(len(chunk)):
+            found.append(array(code, values[offsets[i] : offsets[i + 1]].tobytes()) if valid[i] else None)
     return found

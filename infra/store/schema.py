@@ -26,8 +26,7 @@ Versions: a minor one only adds columns, each with a default in `Trajectory`. A 
 not know, and where a column is missing it takes the default: so old readers read new files and new readers old ones.
 Any other change is a new major version, and a reader refuses a newer major by name.
 
-Invariants: rows of a group are adjacent, in the order of its members; `decode(encode(groups)) == groups`, where
-log-probs are rounded to float32 (what engines compute in).
+Invariants: rows of a group are adjacent, in the order of its members; `decode(encode(groups)) == groups`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,14 @@ from dataclasses import MISSING, fields
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.store.columns import lists_of, numbers
+from infra.store.columns import arrays, numbers
 from infra.store.errors import SchemaTooNew
 from rl.selection import Candidate
-from rl.trajectory import Group, Message, Problem, Span, Status, Trajectory, Uid
+from rl.trajectory import PACKED, Group, Message, Problem, Span, Status, Trajectory, Uid
 
 SCHEMA_VERSION = (1, 0)
 _META = "rollmill.schema"
@@ -82,8 +82,6 @@ SCHEMA = pa.schema(
         pa.field("info", pa.string()),
     ]
 )
-_LISTS = {"token_ids": "i", "loss_mask": "B", "logprobs": "f", "versions": "q"}
-"""Columns of one number per token, with the format of the number."""
 _OPTIONAL = {f.name for f in fields(Trajectory) if f.default is not MISSING or f.default_factory is not MISSING}
 _DERIVED = {"reward", "generated_tokens", "newest_version"}
 
@@ -109,8 +107,8 @@ _MEMBER: dict[str, Callable[[Trajectory], Any]] = {
     "turns": lambda t: t.turns,
     "retry": lambda t: t.retry,
     "status": lambda t: t.status.value,
-    "generated_tokens": lambda t: t.generated_tokens,
-    "newest_version": lambda t: max(set(t.versions), default=None),
+    "generated_tokens": lambda t: int(np.sum(t.loss_mask)),
+    "newest_version": lambda t: int(np.max(t.versions)) if len(t.versions) else None,
     "reward": lambda t: t.reward,
     "environment_reward": lambda t: t.environment_reward,
     "rewards": lambda t: [{"name": name, "value": value} for name, value in t.rewards.items()],
@@ -148,9 +146,9 @@ def table(groups: Sequence[Group]) -> pa.Table:
     for field in SCHEMA:
         if field.name in _GROUP:
             columns.append(pa.array([_GROUP[field.name](group) for group, _ in rows], field.type))
-        elif field.name in _LISTS:
+        elif field.name in PACKED:
             lists = [None if member is None else getattr(member, field.name) for _, member in rows]
-            columns.append(numbers(lists, _LISTS[field.name], field.name))
+            columns.append(numbers(lists, PACKED[field.name]))
         else:
             values = [None if member is None else _MEMBER[field.name](member) for _, member in rows]
             columns.append(pa.array(values, field.type))
@@ -178,7 +176,8 @@ def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
         wanted = [at for at, uid in enumerate(keys) if uid in uids]
         rows, keys = rows.take(pa.array(wanted, pa.int64())), [keys[at] for at in wanted]
     columns: dict[str, list[Any]] = {
-        name: lists_of(rows[name]) if name in _LISTS else rows[name].to_pylist() for name in rows.column_names
+        name: arrays(column, PACKED[name]) if name in PACKED else column.to_pylist()
+        for name, column in zip(rows.column_names, rows.columns, strict=True)
     }
     members = [name for name in columns if name not in _GROUP]
     groups = []
