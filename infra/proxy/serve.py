@@ -31,6 +31,7 @@ from infra.store.directories import pull_directory
 from infra.store.errors import StoreError
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
+from infra.store.weights import WeightStore
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
 
@@ -59,10 +60,14 @@ def serve(config: RunConfig, host: str, port: int, cache: Path, stop: threading.
     Raises PortInUse, ModelUnusable, WeightMismatch, StoreError, or EngineClosed when the engine dies.
     """
     store = ObjectStore.connect(config.store)
-    with _bind(host, port) as listener, scratch(cache, "proxy") as own:
+    with (
+        _bind(host, port) as listener,
+        scratch(cache, "proxy") as own,
+        contextlib.closing(WeightStore.open(config.weights, store)) as weights,
+    ):
         base = pull_directory(store, f"{config.prefix}base/", None, own / "base")
         log = CommitLog(store, config.prefix, f"proxy-{uuid.uuid4().hex[:8]}")
-        source = VersionSource(log, config.prefix, config.policy, own / "states")
+        source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
         engine = HFEngine(
             base,
             device=config.engine.device,

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.store.directories import pull_directory
 from infra.store.errors import Corrupt, NotFound
 from infra.store.log import CommitLog
 from rl.errors import RollmillError
@@ -50,8 +49,9 @@ class VersionSource:
         prefix: str,
         policy: StalenessPolicy,
         cache: Path,
-        pull: Callable[..., Path] = pull_directory,
+        pull: Callable[[str, str, Path], Path],
     ):
+        """`pull` brings a version's `model/` into the cache, by key prefix and manifest (`WeightStore.pull`)."""
         self._log, self._prefix, self._policy, self._cache, self._pull = log, prefix, policy, cache, pull
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="commit-log")
         self._pulled: OrderedDict[int, Path] = OrderedDict()
@@ -72,12 +72,7 @@ class VersionSource:
         if version not in self._pulled:
             try:
                 self._pulled[version] = await asyncio.to_thread(
-                    self._pull,
-                    self._log.store,
-                    self._prefix + state.prefix,
-                    state.manifest_sha256,
-                    self._cache,
-                    only=("model/*",),
+                    self._pull, self._prefix + state.prefix, state.manifest_sha256, self._cache
                 )
             except (NotFound, Corrupt) as error:
                 if version not in (await self.look()).states:

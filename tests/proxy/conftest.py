@@ -19,6 +19,7 @@ from infra.proxy.serve import _bind, _serve
 from infra.proxy.versions import VersionSource
 from infra.store.directories import push_directory
 from infra.store.log import CommitLog
+from infra.store.weights import WeightStore
 from rl.config.load import validate
 from rl.config.run import RunConfig
 from rl.records import StateRef
@@ -105,7 +106,8 @@ async def start(store: MemoryStore, models: list[Path], tmp_path: Path) -> Async
     async def make(config: RunConfig | None = None) -> Running:
         config = config or make_config()
         log = CommitLog(store, config.prefix, "proxy")
-        source = VersionSource(log, config.prefix, config.policy, tmp_path / f"cache{len(runs)}")
+        cache = tmp_path / f"cache{len(runs)}"
+        source = VersionSource(log, config.prefix, config.policy, cache, WeightStore(store).pull)
         engine = HFEngine(models[0], device="cpu", max_batch=config.engine.max_batch)
         proxy, stop, listener = Proxy(config, engine, source), threading.Event(), _bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -38,7 +38,7 @@ def test_what_the_floor_let_go_is_not_loaded_but_what_is_pinned_is(
     trainer.append_gc_floor(4)
     pulled: list[str] = []
 
-    def pull(store: MemoryStore, prefix: str, sha: str, cache: Path, only: tuple[str, ...]) -> Path:
+    def pull(prefix: str, sha: str, cache: Path) -> Path:
         pulled.append(prefix)
         return cache / str(len(pulled))
 
@@ -60,7 +60,7 @@ def test_what_the_floor_let_go_is_not_loaded_but_what_is_pinned_is(
 def test_a_missing_object_is_corruption_only_where_the_log_still_keeps_the_version(
     store: MemoryStore, trainer: CommitLog, tmp_path: Path, found: Exception
 ) -> None:
-    def pull(*_: Any, **__: Any) -> Path:
+    def pull(*_: Any) -> Path:
         raise found
 
     async def play() -> None:
