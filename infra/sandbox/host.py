@@ -1,0 +1,94 @@
+"""What a sandbox takes from the host: helper programs, an unprivileged user, a Python and the files that it needs.
+
+Invariant: `Interpreter.paths` are all that a sandbox sees of the host: one executable, its standard library, and the
+directories of the system's shared libraries. Packages of the host are not among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.sandbox.errors import SandboxUnavailable
+
+UID = 64999
+"""User and group that a root's sandboxes run as. Nobody else should use it."""
+SYSTEM = "/usr/bin/python3"
+_ASK = """
+import json, os, sys, sysconfig
+open(sys.executable).close()  # it may have been started with more rights than it has now
+asked = sysconfig.get_path("stdlib"), sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("MULTIARCH") or ""
+print(json.dumps([os.path.realpath(sys.executable), *asked]))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    executable: str
+    paths: tuple[str, ...]
+    """Existing paths of the host, none inside another."""
+    hidden: tuple[str, ...]
+    """Directories inside them that stay empty: packages of the host."""
+
+
+def program(name: str) -> str:
+    """The path of a helper program. Raises SandboxUnavailable."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/bin:/usr/sbin:/sbin")
+    if found is None:
+        raise SandboxUnavailable(
+            f"sandbox: the program {name!r} is missing; install it (`apt-get install bubblewrap util-linux`), "
+            f"or ask for the lesser isolation 'rlimits' by name"
+        )
+    return os.path.realpath(found)
+
+
+def unprivileged() -> tuple[str, ...]:
+    """The command prefix that becomes an unprivileged user; empty for one who is none."""
+    if os.geteuid() != 0:
+        return ()
+    return (program("setpriv"), f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--inh-caps=-all")
+
+
+def close_streams(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def find_interpreter(as_user: tuple[str, ...]) -> Interpreter:
+    """The Python this process runs on if the sandboxed user may read it, else the system's.
+
+    `as_user` is the command prefix that becomes that user. Raises SandboxUnavailable.
+    """
+    own = os.path.realpath(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+    for candidate in (own, SYSTEM):
+        try:
+            asked = subprocess.run(
+                [*as_user, candidate, "-I", "-S", "-c", _ASK],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                env={},
+                cwd="/",
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if asked.returncode == 0:
+            executable, library, shared, multiarch = json.loads(asked.stdout)
+            hidden = tuple(str(path) for path in Path(library).glob("*-packages"))
+            return Interpreter(executable, _paths(executable, library, shared, multiarch), hidden)
+    raise SandboxUnavailable(
+        f"sandbox: neither {own} nor {SYSTEM} can be run by an unprivileged user; install the system's python3"
+    )
+
+
+def _paths(executable: str, library: str, shared: str, multiarch: str) -> tuple[str, ...]:
+    system = [f"/{at}/{multiarch}" for at in ("usr/lib", "lib") if multiarch] + ["/usr/lib64", "/lib64"]
+    own = [str(path) for path in Path(shared).glob("libpython*.so*")]  # of an interpreter built as a shared library
+    wanted = [path for path in (executable, library, *own, *system) if os.path.exists(path)]
+    return tuple(p for p in dict.fromkeys(wanted) if not any(p.startswith(f"{other}/") for other in wanted))
