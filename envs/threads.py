@@ -5,7 +5,7 @@ Invariants
   and belongs to one lane, not to a shared pool.
 - The calls of one lane run one after the other, all in one thread, so that thread-bound things (an SQLite
   connection, say) may live in it.
-- The thread ends when its lane is forgotten, after what was asked of it.
+- The thread ends with its lane, or when that is forgotten, after what was asked of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Lane:
         self._name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._pending = 0
-        self._started = False
+        self._end: Callable[[], object] | None = None
 
     @property
     def busy(self) -> bool:
@@ -64,11 +64,15 @@ class Lane:
         self.post(job)
         return await done
 
+    def end(self) -> None:
+        """Let the thread end after what was asked of it, without waiting until the lane is forgotten."""
+        if self._end is not None:
+            self._end()
+
     def post(self, work: Callable[[], object]) -> None:
         """Queue `work` without waiting for it; what it raises is lost."""
-        if not self._started:
-            self._started = True
-            weakref.finalize(self, self._jobs.put, None)
+        if self._end is None:
+            self._end = weakref.finalize(self, self._jobs.put, None)
             threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True).start()
         counted = weakref.ref(self)  # a lane that its own queue held would never be forgotten
 
@@ -95,4 +99,8 @@ def _serve(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 async def in_daemon(work: Callable[[], T], name: str) -> T:
     """What `work` returns or raises, in a thread of its own."""
-    return await Lane(name).call(work)
+    lane = Lane(name)
+    try:
+        return await lane.call(work)
+    finally:
+        lane.end()

@@ -9,20 +9,15 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from contextlib import suppress
 from time import time
-from typing import Any, TypeVar
 
+from envs.threads import ExitInThread, in_daemon
 from rewards.protocol import TrajectoryView
 from rewards.registry import score as score_view
 from rl.errors import RewardFailure
 from rl.placement import runs_on
 from rl.trajectory import Span, Trajectory
 from tasks.runtime import runtime
-
-T = TypeVar("T")
 
 
 @runs_on("lambda")
@@ -33,36 +28,13 @@ async def score(run: str, trajectory: Trajectory) -> Trajectory:
     section, seconds = config.domain(trajectory.problem.domain), config.deadlines.score
     view = TrajectoryView.of(trajectory)
     try:
-        trajectory.rewards = await asyncio.wait_for(_in_daemon(lambda: score_view(section, view)), seconds)
+        trajectory.rewards = await asyncio.wait_for(in_daemon(lambda: score_view(section, view), "reward"), seconds)
     except TimeoutError as error:
         raise RewardFailure(
             f"reward {section.reward!r} of domain {section.name!r} gave nothing within deadlines.score "
             f"({seconds:g} s); its thread can not be ended and goes on"
         ) from error
+    except ExitInThread as error:
+        raise RewardFailure(f"reward {section.reward!r} of domain {section.name!r}: {error}") from error
     trajectory.spans.append(Span("score", start, time()))
     return trajectory
-
-
-async def _in_daemon(work: Callable[[], T]) -> T:
-    """What `work` returns or raises in a thread of its own. The threads of an executor would not do: the
-    interpreter waits for them at its end."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not done.done():  # else nobody waits any more
-            set_outcome(outcome)
-
-    def body() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = done.set_result, work()
-        except Exception as error:
-            outcome = done.set_exception, error
-        except BaseException as error:  # in the event loop an exit would end the worker
-            outcome = done.set_exception, RewardFailure(f"a reward raised {type(error).__name__}: {error}")
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=body, name="reward", daemon=True).start()
-    return await done
