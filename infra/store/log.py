@@ -1,10 +1,6 @@
-"""The commit log: reading it, following it, and the one way to append to it.
-
-    log/{lsn:010d}.json   one record each, created if absent; creating it is the commit
-    head.json             {"lsn": n}: a recent record that carries a snapshot; a hint, may be stale or missing
+"""The one way to append to the commit log. Creating the object `log/{lsn}.json`, if absent, is the commit.
 
 Invariants
-- A reader folds records in order from a snapshot, by getting the next key until there is none: no listing.
 - A writer applies a record to a copy of its ledger before it creates the object: what breaks a rule of the
   ledger is never written. What is written can be read back, or is not written either.
 - Only the holder of the newest fence commits steps. Two writers collide on the lsn, and one that learns of a
@@ -21,15 +17,12 @@ import json
 import logging
 import time
 import uuid
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from infra.store import inventory
-from infra.store.errors import NotFound, Overtaken, StoreError
+from infra.store.errors import Overtaken, StoreError
 from infra.store.objects import ObjectStore
+from infra.store.reader import LogReader
 from rl import records
 from rl.errors import DeadlineExceeded, Fenced, LogCorrupt, ProtocolViolation
 from rl.ledger import Ledger
@@ -44,99 +37,23 @@ log = logging.getLogger(__name__)
 SNAPSHOT_EVERY = 16
 """Versions between two step records that carry a snapshot."""
 FENCE_DEADLINE_S = 60.0
-POLL_S = (0.05, 1.0)
-"""First and longest pause between two looks for the next record."""
 
 
-class CommitLog:
-    """One run's log. `prefix` is the run's, with a closing slash; `ledger` is the fold of what was read."""
+class CommitLog(LogReader):
+    """One run's log, with the right to append."""
 
     def __init__(self, store: ObjectStore, prefix: str, writer: str):
-        self.store = store
+        super().__init__(store, prefix)
         self.writer = writer
-        self.ledger = Ledger()
-        self._prefix = prefix
         self._held: int | None = None
         self._read_once = False
 
-    # -- reading -------------------------------------------------------------------------------------
-
     def sync(self) -> Ledger:
         """Read what is new. Raises Fenced when that takes our fence away, LogCorrupt, or a StoreError."""
-        if self.ledger.lsn == 0:
-            self._start()
-        while (record := self.read(self.ledger.lsn + 1)) is not None:
-            self.ledger.apply(record)
+        super().sync()
         self._read_once = True
         self._check_held()
         return self.ledger
-
-    def read(self, lsn: int) -> Record | None:
-        """One record, None when there is none. Raises LogCorrupt for an object that is no record of this lsn."""
-        key = self._key(lsn)
-        try:
-            record = records.decode(self.store.get(key))
-        except NotFound:
-            return None
-        except ValidationError as error:
-            raise LogCorrupt(f"{key}: not a record of this format: {error.errors()[0]['msg']}") from error
-        if record.lsn != lsn:
-            raise LogCorrupt(f"{key}: holds record {record.lsn}")
-        return record
-
-    def records(self, from_lsn: int = 1) -> Iterator[Record]:
-        """The records from `from_lsn` on, in order, up to the newest one at the time of asking."""
-        while (record := self.read(from_lsn)) is not None:
-            yield record
-            from_lsn += 1
-
-    def steps_after(self, version: int) -> list[Step]:
-        """The step records of the live line after `version` up to the head, in order: what a trainer that
-        restored `version` replays. Reads backwards from the newest record."""
-        line = set(self.ledger.line)
-        steps: list[Step] = []
-        for lsn in range(self.ledger.lsn, 0, -1):
-            record = self._there(lsn)
-            if isinstance(record, Step) and record.version == version:
-                return steps[::-1]
-            if isinstance(record, Step) and record.version > version and record.version in line:
-                steps.append(record)
-        raise LogCorrupt(f"version {version} is in no step record")
-
-    def as_of(self, age_s: float) -> Ledger:
-        """The ledger as it was `age_s` seconds ago, by the store's clock: whoever reads the log at least that often
-        knows no less. Costs a few requests, whatever the length of the log."""
-        lsns = range(1, self.ledger.lsn + 1)
-        newest = bisect_left(lsns, True, key=lambda lsn: inventory.age_s(self.store, self._key(lsn)) < age_s)
-        start = newest
-        while start > 0 and (record := self._there(start)).snapshot is None:
-            start -= 1
-        ledger = Ledger.from_snapshot(start, record.snapshot) if start > 0 and record.snapshot else Ledger()
-        for lsn in range(start + 1, newest + 1):
-            ledger.apply(self._there(lsn))
-        return ledger
-
-    def wait_for(
-        self,
-        predicate: Callable[[Ledger], bool],
-        deadline_s: float,
-        what: str = "a condition on the commit log",
-    ) -> Ledger:
-        """Follow the log until `predicate` holds. Raises DeadlineExceeded naming `what`."""
-        end = time.monotonic() + deadline_s
-        pause, longest = POLL_S
-        while not predicate(self.sync()):
-            if time.monotonic() > end:
-                raise DeadlineExceeded(
-                    f"{what} was awaited for {deadline_s:.0f} s; the log is at record {self.ledger.lsn}"
-                )
-            time.sleep(pause)
-            pause = min(pause * 1.5, longest)
-        return self.ledger
-
-    def wait_for_version(self, version: int, deadline_s: float) -> Ledger:
-        """Follow the log until `version` was committed (it may have been rolled back since)."""
-        return self.wait_for(lambda ledger: ledger.next_version > version, deadline_s, f"version {version}")
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -217,12 +134,6 @@ class CommitLog:
 
     # -- inside --------------------------------------------------------------------------------------
 
-    def _there(self, lsn: int) -> Record:
-        record = self.read(lsn)
-        if record is None:
-            raise LogCorrupt(f"{self._key(lsn)}: missing, though later records exist")
-        return record
-
     def _append(self, make: Callable[[dict], R]) -> R:
         """Create `make(stamp)` at the next free lsn, as long as what others put there leaves it valid."""
         if not self._read_once:  # else the caller's view is what the ledger says, and must not move unnoticed
@@ -277,16 +188,3 @@ class CommitLog:
             "writer": self.writer,
             "time": time.time(),
         }
-
-    def _start(self) -> None:
-        """Begin the fold at the record that the hint names, if there is one that carries a snapshot."""
-        try:
-            lsn = int(json.loads(self.store.get(self._prefix + "head.json"))["lsn"])
-            record = self.read(lsn) if lsn > 0 else None
-        except (NotFound, ValueError, LookupError, TypeError):
-            return
-        if record is not None and record.snapshot is not None:
-            self.ledger = Ledger.from_snapshot(lsn, record.snapshot)
-
-    def _key(self, lsn: int) -> str:
-        return f"{self._prefix}log/{lsn:010d}.json"

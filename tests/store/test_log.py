@@ -102,6 +102,23 @@ def test_the_hint_may_be_stale_missing_or_nonsense(
     assert same(reader(store, prefix).ledger, trainer.ledger)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 6, 7, 40])
+def test_without_the_hint_the_newest_record_is_found_by_few_requests(
+    tapped: ObjectStore, tap: Tap, store: ObjectStore, prefix: str, steps: int
+) -> None:
+    log = CommitLog(store, prefix, "trainer-1")
+    for n in range(steps):
+        if n == 0:
+            log.fence()
+            commit(log)
+        else:
+            commit(log, [Uid(n, 0)])
+    store.delete([prefix + "head.json"])
+    assert same(reader(tapped, prefix).ledger, log.ledger)
+    assert tap.count("head_object") <= 2 * max(1, log.ledger.lsn).bit_length() + 1
+    assert tap.count("get_object") <= SNAPSHOT_EVERY + 3
+
+
 def test_a_commit_stands_when_the_hint_can_not_be_written(tap: Tap, store: ObjectStore, prefix: str) -> None:
     log = CommitLog(ObjectStore(tap, store.bucket, deadline_s=0.1), prefix, "trainer-1")
     log.fence()
@@ -287,12 +304,12 @@ def test_a_rollback_is_folded_by_all(store: ObjectStore, prefix: str, trainer: C
 def test_waiting_follows_the_log(store: ObjectStore, prefix: str, trainer: CommitLog) -> None:
     follower = CommitLog(store, prefix, "reader")
     with ThreadPoolExecutor(1) as pool:
-        awaited = pool.submit(follower.wait_for_version, 2, 30)
+        awaited = pool.submit(follower.wait_for, lambda ledger: ledger.next_version > 2, 30)
         commit(trainer)
         commit(trainer)
         assert awaited.result(timeout=30).head == 2
     with pytest.raises(DeadlineExceeded, match="version 99 was awaited"):
-        follower.wait_for_version(99, 0.01)
+        follower.wait_for(lambda ledger: ledger.next_version > 99, 0.01, "version 99")
 
 
 def test_the_records_of_an_unknown_format_are_refused_by_key(
