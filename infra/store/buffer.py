@@ -37,6 +37,8 @@ from rl.trajectory import Group, Uid
 
 READERS = 16
 """Objects read at once."""
+DECODERS = 4
+"""Segments decoded at once: Parquet is read outside the interpreter's lock."""
 _SEGMENT = re.compile(r"groups/(\d{10})/[^/]+-\d{6,}\.parquet$")
 _WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -214,8 +216,10 @@ def _pick(uids: Sequence[Uid], keys: Sequence[str], bodies: dict[str, bytes]) ->
     for uid, key in zip(uids, keys, strict=True):
         wanted.setdefault(key, set()).add(uid)
     found: dict[tuple[str, Uid], Group] = {}
-    for key, some in wanted.items():
-        found |= {(key, group.uid): group for group in schema.decode(bodies[key], some)}
+    with ThreadPoolExecutor(DECODERS) as pool:
+        decoded = pool.map(lambda key: schema.decode(bodies[key], wanted[key]), wanted)
+        for key, groups in zip(wanted, decoded, strict=True):
+            found |= {(key, group.uid): group for group in groups}
     missing = [f"{uid} in {key}" for uid, key in zip(uids, keys, strict=True) if (key, uid) not in found]
     if missing:
         raise Corrupt(missing[0], "no such group")

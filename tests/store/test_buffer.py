@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from infra.store import schema
 from infra.store.buffer import SampleBuffer
 from infra.store.errors import Corrupt, SegmentTaken
 from infra.store.log import CommitLog
@@ -118,6 +120,28 @@ def test_old_versions_are_neither_listed_nor_read(
         f"{prefix}groups/{v:010d}/w1-{v:06d}.parquet" for v in (4, 5)
     ]
     assert tap.count("list_objects_v2") == 1
+
+
+@pytest.mark.slow
+def test_a_refresh_costs_the_same_however_long_the_history_is(
+    producer: SampleBuffer, log: CommitLog, tapped: ObjectStore, tap: Tap, store: ObjectStore, prefix: str
+) -> None:
+    """1,200 settled segments: more than a listing page holds."""
+    for _ in range(12):
+        commit(log)
+    body = schema.encode([group(0)])
+    old = [f"{prefix}groups/{n // 120:010d}/old-{n:06d}.parquet" for n in range(1200)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda key: store.put(key, body), old))
+    for n in range(3):
+        producer.seal([group(n, version=12)], "w1", n)
+    reader = SampleBuffer(tapped, prefix)
+    assert offered(reader, log) == [Uid(n, 0) for n in range(3)]
+    assert Counter(name for name, _ in tap.calls) == {"list_objects_v2": 1, "get_object": 3}
+    tap.calls.clear()
+    producer.seal([group(3, version=12)], "w1", 3)
+    assert offered(reader, log) == [Uid(n, 0) for n in range(4)]
+    assert Counter(name for name, _ in tap.calls) == {"list_objects_v2": 1, "get_object": 1}
 
 
 def test_what_grows_too_old_is_forgotten_so_that_it_can_be_drawn_again(
