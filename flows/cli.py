@@ -7,20 +7,15 @@ command that needs them, after the environment is set, for Prefect reads its set
 from __future__ import annotations
 
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from rl.errors import RollmillError
+from flows import samples, versions
+from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
     help="Agentic reinforcement learning for language models, from a laptop to a mixed cluster.",
@@ -28,30 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-console = Console()
 
-ConfigArgument = Annotated[str, typer.Argument(help="A YAML file, or the name of a preset (see `rollmill presets`).")]
-SetOption = Annotated[
-    list[str], typer.Option("--set", help="Override one field, such as training.steps=10. Repeatable.")
-]
 PortOption = Annotated[int | None, typer.Option(help="Its port, instead of the usual one.")]
-
-
-def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Named errors end a command with one line, not a traceback."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except RollmillError as error:
-            typer.secho(f"error: {error}", fg="red", err=True)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            typer.secho("interrupted; go on with --resume", err=True)
-            raise typer.Exit(130) from None
-
-    return wrapped
 
 
 @app.command()
@@ -127,21 +100,6 @@ def evaluate(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
 
 @app.command()
 @one_line_errors
-def versions(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa: B006
-    """The policy versions of a run: what each was trained on, and with what result."""
-    from flows.configure import load_config
-
-    settled = load_config(config, overrides)
-    with services(("s3",)):
-        from flows.prepare import reach
-        from flows.report import records_of
-        from infra.tracking.plots import versions_table
-
-        console.print(versions_table(records_of(settled, reach(settled))), highlight=False, soft_wrap=True)
-
-
-@app.command()
-@one_line_errors
 def presets() -> None:
     """The configurations that ship."""
     from flows.configure import PRESETS, preset_names
@@ -196,48 +154,9 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-@contextmanager
-def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[None]:
-    """The services for the duration of a command. Those that the environment names (AWS_ENDPOINT_URL_S3 or
-    AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
-    ones, started if they are not up (on free ports where the usual ones are taken), and stopped again if this
-    command started them."""
-    from flows.quiet import flush_logs
-    from infra.services.endpoints import environment
-    from infra.services.errors import PortInUse
-    from infra.services.supervisor import AUTO, status, up
-    from infra.services.supervisor import down as stop
-
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
-    wanted = [name for name in which if given[name] not in os.environ]
-    running = {s.name for s in status() if s.state == "running"}
-    started = [name for name in wanted if name not in running]
-    if wanted:
-        if started:
-            console.print(f"starting {', '.join(started)}", highlight=False)
-        try:
-            found = up(which=wanted)
-        except PortInUse as error:
-            console.print(f"{error.message}: taking free ports", highlight=False, soft_wrap=True)
-            found = up(ports=AUTO, which=wanted)
-        _end_well_on_signals()
-        os.environ.update(
-            {k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"}
-        )
-    try:
-        yield
-    finally:
-        if started:
-            flush_logs()
-            stop(which=started)
-
-
-def _end_well_on_signals() -> None:
-    """A closed terminal or a plain kill ends the command through its `finally` blocks, too."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+app.add_typer(versions.app, name="versions")
+app.add_typer(samples.app, name="samples")
+app.command("gc")(versions.collect)
 
 
 def main() -> None:

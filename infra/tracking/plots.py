@@ -7,7 +7,7 @@ Invariants: a pure function of records and spans; readable at 1200x600; distingu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from infra.tracking.text import text_table
 from rl.records import Record, Rollback, Settle, Step
 from rl.trajectory import Span
 
@@ -160,17 +161,16 @@ def idle_ratio(spans: Sequence[Span], begin: float, end: float) -> float:
     return 1.0 - busy / (end - begin) if end > begin else 0.0
 
 
-def versions_table(records: Sequence[Record]) -> str:
-    """One line per version: where it is in the log, what it was trained on, and with what result."""
+def versions_table(records: Sequence[Record], more: Mapping[str, Mapping[int, str]] | None = None) -> str:
+    """One line per version: where it is in the log, what it was trained on, and with what result. `more` are further
+    columns, by name, of what to say of each version."""
     head = ("version", "lsn", "base", "reward", "lag max", "trained", "dropped", "time")
-    rows = [head, *_rows(records)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
-    left = {len(head) - 2, len(head) - 1}
-    lines = [
-        "  ".join(c.ljust(w) if at in left else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in [lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+    rows = [[*row, *(_cell(column, row[0]) for column in (more or {}).values())] for row in _rows(records)]
+    return text_table([*head, *(more or {})], rows, left={"dropped", "time", *(more or {})})
+
+
+def _cell(column: Mapping[int, str], version: str) -> str:
+    return column.get(int(version), "-") if version.isdecimal() else "-"
 
 
 def _rows(records: Sequence[Record]) -> list[tuple[str, ...]]:

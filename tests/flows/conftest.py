@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -10,12 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from moto.server import ThreadedMotoServer
+from typer.testing import CliRunner
 
 from infra.services.endpoints import Endpoints, environment
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
+from rl.config.infrastructure import StoreSection
 from rl.config.load import loads
 from rl.config.run import RunConfig
+from tests.store.runs import Run
 
 TINY = (
     "training.steps=4",
@@ -84,3 +90,52 @@ def rollmill(services: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> I
         for name, value in ours.items():
             patch.setenv(name, value)
         yield Rollmill(home, {**os.environ, **ours})
+
+
+@dataclass
+class Desk:
+    """Commands in this process, on a store in memory, and a run to use them on."""
+
+    run: Run
+    name: str
+
+    def __call__(self, *arguments: str, sets: tuple[str, ...] = ()) -> Result:
+        from flows.cli import app
+
+        chosen = [a for value in (f"name={self.name}", "domains.0.name=maze", *sets) for a in ("--set", value)]
+        return CliRunner().invoke(app, [*arguments, *chosen], env={"COLUMNS": "200"})
+
+    def good(self, *arguments: str, sets: tuple[str, ...] = ()) -> str:
+        result = self(*arguments, sets=sets)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def bad(self, *arguments: str, sets: tuple[str, ...] = ()) -> str:
+        """The one line of an error."""
+        result = self(*arguments, sets=sets)
+        assert result.exit_code == 2 and "Traceback" not in result.output, result.output
+        assert len(result.output.strip().splitlines()) == 1, result.output
+        return result.output
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def desk(moto_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    values = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
+    for name, value in (values | {"ROLLMILL_HOME": str(tmp_path / "home")}).items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore.connect(StoreSection())
+    store.ensure_bucket()
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:60].strip("-")
+    return Desk(Run(store, f"default/{name}/", tmp_path / "states"), name)

@@ -64,6 +64,7 @@ def test_an_unknown_configuration_names_the_presets():
 def test_an_s3_endpoint_that_does_not_answer_is_one_clear_error(tmp_path):
     result = run(
         "versions",
+        "list",
         "calculator",
         AWS_ACCESS_KEY_ID="x",
         AWS_SECRET_ACCESS_KEY="y",
@@ -77,5 +78,5 @@ def test_an_s3_endpoint_that_does_not_answer_is_one_clear_error(tmp_path):
 def test_help_reads_well():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("demo", "train", "evaluate", "versions", "doctor", "up", "down"):
+    for command in ("demo", "train", "evaluate", "versions", "samples", "gc", "doctor", "up", "down"):
         assert command in result.output

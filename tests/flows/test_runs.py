@@ -115,7 +115,7 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
     assert code == 0, output
     audit(rollmill, "plain", 5)
 
-    code, output = rollmill("versions", "frozen_lake", "--set", "name=plain")
+    code, output = rollmill("versions", "list", "frozen_lake", "--set", "name=plain")
     assert code == 0 and output.count("\n") >= 6
 
     code, output = rollmill("evaluate", "frozen_lake", "--set", "name=plain", "--set", "evaluation.problems=8")

@@ -1,0 +1,88 @@
+"""What every command shares: its options, its errors, its services.
+
+Invariants: an error that has a name is one line on stderr and exit code 2; what a command started is stopped when it
+ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rl.errors import RollmillError
+
+console = Console()
+
+ConfigArgument = Annotated[str, typer.Argument(help="A YAML file, or the name of a preset (see `rollmill presets`).")]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="Override one field, such as training.steps=10. Repeatable.")
+]
+
+
+def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Named errors end a command with one line, not a traceback."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except RollmillError as error:
+            typer.secho(f"error: {error}", fg="red", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.secho("interrupted; go on with --resume", err=True)
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+@contextmanager
+def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[None]:
+    """The services for the duration of a command. Those that the environment names (AWS_ENDPOINT_URL_S3 or
+    AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
+    ones, started if they are not up (on free ports where the usual ones are taken), and stopped again if this
+    command started them."""
+    from flows.quiet import flush_logs
+    from infra.services.endpoints import environment
+    from infra.services.errors import PortInUse
+    from infra.services.supervisor import AUTO, status, up
+    from infra.services.supervisor import down as stop
+
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
+    wanted = [name for name in which if given[name] not in os.environ]
+    running = {s.name for s in status() if s.state == "running"}
+    started = [name for name in wanted if name not in running]
+    if wanted:
+        if started:
+            console.print(f"starting {', '.join(started)}", highlight=False)
+        try:
+            found = up(which=wanted)
+        except PortInUse as error:
+            console.print(f"{error.message}: taking free ports", highlight=False, soft_wrap=True)
+            found = up(ports=AUTO, which=wanted)
+        _end_well_on_signals()
+        os.environ.update(
+            {k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"}
+        )
+    try:
+        yield
+    finally:
+        if started:
+            flush_logs()
+            stop(which=started)
+
+
+def _end_well_on_signals() -> None:
+    """A closed terminal or a plain kill ends the command through its `finally` blocks, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
