@@ -1,4 +1,5 @@
-"""The store's contract suite runs against two independent servers: SeaweedFS (the embedded default) and moto."""
+"""The store's contract suite runs against three independent servers: SeaweedFS (the embedded default), moto and
+ministack."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from moto.server import ThreadedMotoServer
 
 from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
+from tests.store import servers
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
@@ -61,14 +63,20 @@ def moto_url() -> Iterator[str]:
         server.stop()
 
 
-@pytest.fixture(params=[pytest.param("weed", marks=pytest.mark.server), "moto"])
+@pytest.fixture(scope="session")
+def ministack_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with servers.ministack(tmp_path_factory.mktemp("ministack")) as url:
+        yield url
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.server) for name in ("weed", "ministack")] + ["moto"])
 def section(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StoreSection:
     """The configuration of a server with an existing bucket; its credentials are in the environment."""
     if request.param == "weed":
         s3 = request.getfixturevalue("s3")
         endpoint, keys = s3.endpoint_url, (s3.access_key, s3.secret_key)
     else:
-        endpoint, keys = request.getfixturevalue("moto_url"), ("testing", "testing")
+        endpoint, keys = request.getfixturevalue(f"{request.param}_url"), ("testing", "testing")
     for name, value in zip(CREDENTIALS, keys, strict=True):
         monkeypatch.setenv(name, value)
     made = StoreSection(endpoint_url=endpoint)
