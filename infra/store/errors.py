@@ -23,6 +23,10 @@ class StoreUnavailable(StoreError):
     """The endpoint did not answer, or only with 5xx, until the deadline. The outcome of a write is unknown."""
 
 
+class StoreFull(StoreUnavailable):
+    """The server has no space left: it says so, or it went on failing a write while it answered reads."""
+
+
 class StoreDenied(StoreError):
     """Credentials are missing, wrong, or not allowed to do this."""
 

@@ -1,8 +1,8 @@
 """Objects in one S3 bucket: get, put, create if absent, list, delete. The hot path, on boto3.
 
 Invariants
-- There is one retry loop, here (botocore's own is off): what may pass (5xx, 429, a timeout, a broken
-  connection, a body cut short) is repeated until a deadline, then raised as `StoreUnavailable`.
+- There is one retry loop, here (botocore's own is off): what may pass (`infra.store.faults`) is repeated until a
+  deadline, then raised as `StoreUnavailable`, or as `StoreFull` when it is only writes that fail.
 - `create` never reports somebody else's object as ours, nor ours as somebody else's: 200 is mine; 409, 5xx
   and timeouts repeat the same request; at 412 the object's nonce is read back and compared, since a repeated
   request may meet its own earlier success. The nonce is kept in the object's *metadata*: so the body stays
@@ -23,22 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
+from botocore.exceptions import ClientError
 
 from infra.store import clients, faults
-from infra.store.errors import (
-    BucketMissing,
-    NotFound,
-    StoreDenied,
-    StoreError,
-    StoreNotAtomic,
-    StoreUnavailable,
-)
+from infra.store.errors import BucketMissing, NotFound, StoreError, StoreFull, StoreNotAtomic, StoreUnavailable
 from infra.store.multipart import MultipartUpload
 from rl.config.infrastructure import StoreSection
 
@@ -49,13 +37,6 @@ DEADLINE_S = 60.0
 START_DEADLINE_S = 4.0
 """The same for the first contact: with one read timeout on top, a dead endpoint is told within 15 s."""
 
-_DENIED_CODES = {
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
-}
 _LOG_RECORD = re.compile(r"(^|/)log/\d+\.json$")
 
 
@@ -115,7 +96,8 @@ class ObjectStore:
         """Create the object unless it exists; False when it is there already and not by this `nonce`: make one
         up for each object to be written (or take its content's hash), a reused one claims what it finds.
 
-        Raises StoreUnavailable when that could not be settled in time: the object may or may not be ours.
+        Raises StoreUnavailable when that could not be settled in time: the object may or may not be ours;
+        StoreNotAtomic when the server knows no such request.
         """
         return self._retry(f"PUT {key}", lambda: self._create(key, body, nonce), passing=faults.unsettled)
 
@@ -170,24 +152,28 @@ class ObjectStore:
 
     # -- single requests -----------------------------------------------------------------------------
 
-    def _body(self, key: str, **more: Any) -> bytes:
-        return self.client.get_object(Bucket=self.bucket, Key=key, **more)["Body"].read()
+    def _body(self, key: str) -> bytes:
+        return self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
 
     def _piece(self, key: str, start: int, length: int) -> bytes:
+        asked = f"bytes={start}-{start + length - 1}"
         try:
-            return self._body(key, Range=f"bytes={start}-{start + length - 1}")
+            answer = self.client.get_object(Bucket=self.bucket, Key=key, Range=asked)
         except ClientError as error:
             if faults.status(error) != 416:
                 raise
             return b""
+        return faults.piece(answer["Body"].read(), answer.get("ContentRange"), start, length)
 
     def _list(self, prefix: str, more: dict[str, Any]) -> Any:
-        return self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **more)
+        return faults.page(self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, **more))
 
     def _create(self, key: str, body: bytes, nonce: str) -> bool:
         try:
             self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*", Metadata={"nonce": nonce})
         except ClientError as error:
+            if faults.status(error) == 501:
+                raise faults.not_atomic(error, self._where()) from error
             if faults.status(error) != 412:
                 raise
             found = self.client.head_object(Bucket=self.bucket, Key=key)
@@ -219,31 +205,30 @@ class ObjectStore:
         while True:
             try:
                 return request()
-            except (BotoCoreError, ClientError) as error:
+            except faults.FAULTS as error:
                 if not passing(error):
-                    raise self._named(what, error) from error
+                    raise faults.named(error, self._where(), what, self.bucket) from error
                 if self._clock() + pause > end:
-                    raise StoreUnavailable(
-                        f"{self._where()}: {what} did not succeed within {deadline_s:.0f} s: {error}; check that the "
-                        "server runs and that store.endpoint_url or AWS_ENDPOINT_URL_S3 names it"
-                    ) from error
+                    raise self._expired(what, error, deadline_s) from error
             self._pause(pause * random.uniform(0.5, 1.0))  # jitter: racing writers must not repeat in step
             pause = min(pause * 2, 2.0)
 
-    def _named(self, what: str, error: Exception) -> StoreError:
-        where = self._where()
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            return StoreDenied(f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        if not isinstance(error, ClientError):
-            return StoreError(f"{where}: {what}: {error}")
-        code, status = error.response["Error"]["Code"], faults.status(error)
-        if code == "NoSuchBucket" or (status == 404 and what == "HEAD (bucket)"):
-            return BucketMissing(f"{where}: the bucket does not exist; create it, or correct store.bucket")
-        if status == 404:
-            return NotFound(self.bucket, what.split(" ", 1)[-1])
-        if status in (401, 403) or code in _DENIED_CODES:
-            return StoreDenied(f"{where}: {what}: {code}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-        return StoreError(f"{where}: {what}: {status} {code}: {error.response['Error'].get('Message', '')}")
+    def _expired(self, what: str, error: Exception, deadline_s: float) -> StoreUnavailable:
+        said = f"{self._where()}: {what} did not succeed within {deadline_s:.0f} s: {error}"
+        if faults.full(error):
+            return StoreFull(f"{said}; {faults.FREE}")
+        if what.startswith(("PUT", "POST")) and faults.status(error) >= 500 and self._reads():
+            return StoreFull(f"{said}; reads are answered, so its disk is probably full: {faults.FREE}")
+        return StoreUnavailable(
+            f"{said}; check that the server runs and that store.endpoint_url or AWS_ENDPOINT_URL_S3 names it"
+        )
+
+    def _reads(self) -> bool:
+        try:
+            self.client.head_bucket(Bucket=self.bucket)
+        except faults.FAULTS:
+            return False
+        return True
 
     def _where(self) -> str:
         return f"S3 {self.client.meta.endpoint_url} bucket {self.bucket!r}"
@@ -256,7 +241,7 @@ def probe_atomicity(client: Any, bucket: str, prefix: str) -> None:
     """Race creates of one key; exactly one may win, and the object must hold the winner's body.
 
     Raises StoreNotAtomic for a server that ignores or lacks `If-None-Match: *`. Writes and deletes one small
-    object under `prefix`.
+    object under `prefix`, whatever comes out.
     """
     where = f"S3 {client.meta.endpoint_url} bucket {bucket!r}"
     store = ObjectStore(client, bucket)
@@ -268,24 +253,23 @@ def probe_atomicity(client: Any, bucket: str, prefix: str) -> None:
             line.wait(timeout=10)
             try:
                 client.put_object(Bucket=bucket, Key=key, Body=b"%d" % racer, IfNoneMatch="*")
-            except ClientError as error:
+            except faults.FAULTS as error:
+                if faults.passes(error) or faults.status(error) in (409, 412):
+                    return None  # lost, or unknown: then this race is judged by the others
                 if faults.status(error) in (400, 501):
-                    raise StoreNotAtomic(
-                        f"{where}: refuses create-if-absent ({error}); use another S3 server"
-                    ) from None
-                return None
-            except BotoCoreError:  # unknown: this race is judged by the others
-                return None
+                    raise faults.not_atomic(error, where) from None
+                raise faults.named(error, where, f"PUT {key}", bucket) from error
             return racer
 
         with ThreadPoolExecutor(RACERS) as pool:
             winners = [racer for racer in pool.map(race, range(RACERS)) if racer is not None]
-        if len(winners) > 1 or (winners and store.get(key) != b"%d" % winners[0]):
+        held = store.get(key) if winners else b""
+        store.delete([key])
+        if len(winners) > 1 or (winners and held != b"%d" % winners[0]):
             raise StoreNotAtomic(
                 f"{where}: {len(winners)} of {RACERS} racing creates of one key succeeded: the server ignores "
                 "create-if-absent (If-None-Match: *); use another S3 server"
             )
         if winners:
-            store.delete([key])
             return
     raise StoreUnavailable(f"{where}: no create of a fresh key succeeded in five races; check the server's health")
