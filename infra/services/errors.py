@@ -85,6 +85,17 @@ class ServicesBusy(ServiceError):
         self.lock = lock
 
 
+class DiskFull(ServiceError):
+    """The disk of the data directory has no space left, so nothing can be started."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(
+            f"no space left on the disk of {home}",
+            mend="free some space, or set ROLLMILL_HOME to another disk for new runs; nothing stored is lost",
+        )
+        self.home = home
+
+
 class BinaryMissing(ServiceError):
     """The program of a service is not installed in this environment."""
 

@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,14 @@ import filelock
 
 from infra.services import processes, seaweed, state
 from infra.services.endpoints import Endpoints
-from infra.services.errors import PortChanged, PortInUse, ServiceDidNotStart, ServicesBusy, StateUnreadable
+from infra.services.errors import (
+    DiskFull,
+    PortChanged,
+    PortInUse,
+    ServiceDidNotStart,
+    ServicesBusy,
+    StateUnreadable,
+)
 from infra.services.servers import SERVICES
 from infra.services.service import Service, url
 from infra.services.state import Record
@@ -71,7 +79,7 @@ def up(
     """Make the services in `which` (of "s3", "prefect", "mlflow") run and answer; return where.
 
     Takes about 1 s for S3 alone, about 10 s for all three the first time and 6 s later. Raises PortInUse,
-    PortChanged, ServiceDidNotStart, BinaryMissing, StateUnreadable, ServicesBusy.
+    PortChanged, ServiceDidNotStart, BinaryMissing, StateUnreadable, ServicesBusy, DiskFull.
     """
     home = _resolve(data_dir)
     asked = ports or Ports()
@@ -146,6 +154,10 @@ def _locked(home: Path) -> Iterator[None]:
             yield
     except filelock.Timeout as error:
         raise ServicesBusy(path, LOCK_TIMEOUT_S) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DiskFull(home) from error
 
 
 def _healthy(home: Path, service: Service, record: Record) -> bool:
@@ -217,7 +229,11 @@ def _end(home: Path, service: Service, records: dict[str, Record]) -> bool:
     ended = processes.end(home, service.name, leader, grace_s=service.grace_s)
     if record is not None and record.identity is not None:
         record.identity = record.started_at = None
-        state.save(home, records)
+        try:
+            state.save(home, records)
+        except OSError as error:  # what is ended need not be recorded: a process that is gone is never signalled
+            if error.errno != errno.ENOSPC:
+                raise
     return ended
 
 
