@@ -77,11 +77,11 @@ class Environment(ABC):
 
     hints: ClassVar[Hints] = Hints()
     needs: ClassVar[Needs] = Needs()
-    reset_deadline_s: ClassVar[float] = math.inf
+    reset_deadline_s: float = math.inf
     """Longest `reset` in seconds; the smaller of this and the configured one counts."""
-    step_deadline_s: ClassVar[float] = math.inf
+    step_deadline_s: float = math.inf
     """Longest `step` or `close` in seconds; the smaller of this and the configured one counts."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[dict[str, Any]] = ()
     """JSON schemas of callable tools, for chat templates that show them; read after `reset`."""
 
     @classmethod  # noqa: B027  most share nothing

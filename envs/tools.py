@@ -117,7 +117,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_uniq
 class Tool:
     """A callable tool. `check` gives the keyword arguments for `function`, or raises ValueError with what is wrong."""
 
-    schema: Mapping[str, Any]
+    schema: dict[str, Any]
     """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
     function: Callable[..., Any]
     """Called with the environment and the keywords. Plain functions run in the environment's thread, coroutine
@@ -181,7 +181,7 @@ class ToolEnvironment(Environment):
         cls.toolbox = {name: entry for name, entry in found.items() if entry is not None}
 
     @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:  # type: ignore[override]
+    def tools(self) -> Sequence[dict[str, Any]]:  # type: ignore[override]
         return [entry.schema for entry in self.toolbox.values()]
 
     @abstractmethod
@@ -233,7 +233,7 @@ class ToolEnvironment(Environment):
         return write_call(name, **{key: _made_up(parameters["properties"][key], rng) for key in required})
 
 
-def _made_up(schema: Mapping[str, Any], rng: random.Random) -> Any:
+def _made_up(schema: dict[str, Any], rng: random.Random) -> Any:
     if "enum" in schema:
         return rng.choice(schema["enum"])
     kinds: dict[str, Any] = {

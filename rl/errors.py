@@ -53,6 +53,24 @@ class EnvironmentFailure(StageFailure):
     reason = "environment_error"
 
 
+class EnvironmentStartFailure(EnvironmentFailure):
+    """The environment could not be prepared, constructed or reset, however often it was tried."""
+
+    reason = "environment_start"
+
+
+class EnvironmentProtocolError(EnvironmentFailure):
+    """The environment answered with something that `envs.protocol` does not allow."""
+
+    reason = "environment_protocol"
+
+
+class InjectedFailure(EnvironmentFailure):
+    """A failure that the run's configuration asked for (`domains[].injection`)."""
+
+    reason = "injected"
+
+
 class EnvironmentTimeout(StageFailure):
     """A call into the environment ran past its deadline."""
 

@@ -1,44 +1,79 @@
 """The environment manager: owns every live environment of a run in one worker process.
 
-Life of an environment:  start -> parked (until its interact claims it) -> claimed -> closed
+Life of an environment:  constructed (maybe ahead of need) -> reset -> parked -> claimed -> closed
 
 Invariants
-- Every call into an environment has a deadline; past it the trajectory fails by name and the environment is closed.
-- An environment is closed exactly once, whatever happens to its trajectory; one that is parked and never
-  claimed (its task was cancelled, or ran on another worker) is closed when its lease ends.
-- What the environment raises is an EnvironmentFailure, never a reward.
+- Every call into an environment has a deadline, the smaller of its own and the configured one; past it the
+  trajectory fails by name and the environment is closed.
+- An environment is closed exactly once, whatever happens to its trajectory; one that is parked and never claimed
+  (its task was cancelled, or ran on another worker) is closed when its lease ends, and all are when nobody renews
+  the lease of the run.
+- What the environment raises, or answers against its protocol, is a StageFailure, never a reward.
+- At most `concurrency` environments of a domain are alive. Only who holds a slot of the pool waits for a place: an
+  environment is not parked when places are short, and a parked one gives way, so that waiting always ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
-from collections.abc import Awaitable
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
+import psutil
+
+from envs.injection import Injected
 from envs.protocol import Environment, Step
-from envs.registry import make_environment
+from envs.registry import environment_class
+from envs.validity import unlike_a_step, unlike_an_opening
 from rl.config.run import RunConfig
-from rl.errors import EnvironmentFailure, EnvironmentTimeout, StageFailure
-from rl.trajectory import Message, Problem
+from rl.errors import (
+    EnvironmentFailure,
+    EnvironmentProtocolError,
+    EnvironmentStartFailure,
+    EnvironmentTimeout,
+    InjectedFailure,
+    StageFailure,
+)
+from rl.stream import derive_seed
+from rl.trajectory import Message, Problem, Span
+from tasks.calls import Overdue, bounded
+from tasks.warm import WarmPool, close
 
 logger = logging.getLogger("rollmill.environments")
 T = TypeVar("T")
+Follow = Callable[[threading.Event], AbstractContextManager[None]]
+"""Sets the event when the run is no longer wanted; see `infra.compute.signals.follow`."""
 
 START_TRIES = 3
 BACKOFF_S = 0.2
 """First wait between two tries of a start; doubles, with jitter."""
+SWEEP_S = 1.0
+"""Between two looks at what is parked, and whether the run is wanted."""
+MEMORY_SHARE = 0.8
+"""Of the machine's memory, that the environments of one domain may take by what they say they need."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Live:
     """A started environment with its opening messages."""
 
     environment: Environment
+    problem: Problem
     opening: list[Message]
     parked_until: float
+    closing: bool = False
+
+    @property
+    def injected(self) -> list[Span]:
+        """The latencies that were added on purpose."""
+        return self.environment.spans if isinstance(self.environment, Injected) else []
 
 
 class EnvironmentManager:
@@ -47,77 +82,157 @@ class EnvironmentManager:
     def __init__(self, config: RunConfig):
         self._config = config
         self._deadlines = config.deadlines
+        self._pools = {domain.name: WarmPool(domain, config.deadlines) for domain in config.domains}
+        self._limits: dict[str, float] = {}
+        self._starting: Counter[str] = Counter()
+        self._live: set[Live] = set()
         self._parked: dict[str, Live] = {}
+        self._freed = asyncio.Event()
+        self._follow: Follow = lambda _: nullcontext()
         self._sweeper: asyncio.Task[None] | None = None
-        self.live = 0
 
-    def start_sweeping(self) -> None:
-        """Begin to close parked environments whose lease ended. Call on the event loop; idempotent."""
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+    @property
+    def live(self) -> int:
+        """Environments that were started and not closed."""
+        return len(self._live)
+
+    def start(self, follow: Follow) -> None:
+        """Warm up, and begin to sweep; everything is closed when `follow` tells that the run is over. Call on the
+        event loop."""
+        self._follow = follow
+        self._start_sweeping()
+        for pool in self._pools.values():
+            pool.fill()
 
     async def park(self, key: str, problem: Problem) -> None:
-        """Start an environment and keep it for `claim`. Starting again under one key replaces the former."""
+        """Start an environment and keep it for `claim`, if there is a place for it. Starting again under one key
+        replaces the former. Raises EnvironmentFailure, EnvironmentTimeout."""
+        self._start_sweeping()
         await self._discard(key)
-        self._parked[key] = await self._start(problem)
+        if self._taken(problem.domain) < self._limit(problem.domain):
+            self._parked[key] = await self._start(key, problem)
 
     async def claim(self, key: str, problem: Problem) -> Live:
-        """The parked environment; started here and now when it is parked on another worker or was swept."""
-        return self._parked.pop(key, None) or await self._start(problem)
+        """The parked environment; started here and now when there is none. Raises as `park`."""
+        self._start_sweeping()
+        if key in self._parked:
+            return self._parked.pop(key)
+        await self._wait_for_place(problem.domain)
+        return await self._start(key, problem)
 
-    async def step(self, live: Live, action: str, problem: Problem) -> Step:
-        """One step. Raises EnvironmentFailure or EnvironmentTimeout."""
-        return await self._call(live.environment.step(action), self._deadlines.environment_step, "step", problem)
+    async def step(self, live: Live, action: str) -> Step:
+        """One step. Raises EnvironmentFailure, EnvironmentTimeout."""
+        step = await self._call(live, live.environment.step(action), "step", EnvironmentFailure)
+        if mistake := unlike_a_step(step):
+            raise EnvironmentProtocolError(f"{live.problem.domain}: step gave {mistake} ({_seed(live.problem)})")
+        return step
 
     async def release(self, live: Live) -> None:
-        """Close an environment; failures of `close` are logged, for the trajectory is done."""
+        """Close an environment; idempotent. A failure of its `close` is logged, for the trajectory is done."""
+        if live.closing:
+            return
+        live.closing = True
         try:
-            async with asyncio.timeout(self._deadlines.environment_step):
-                await live.environment.close()
-        except Exception as error:
-            logger.warning("closing %s failed: %r", type(live.environment).__name__, error)
+            await close(live.environment, self._deadlines.environment_step)
         finally:
-            self.live -= 1
+            self._live.discard(live)
+            self._freed.set()
 
     async def close(self) -> None:
-        """Close everything that is parked."""
+        """Close everything."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        for key in list(self._parked):
-            await self._discard(key)
+        await self._close_all()
 
-    async def _start(self, problem: Problem) -> Live:
-        section = self._config.domain(problem.domain)
+    async def _close_all(self) -> None:
+        self._parked.clear()
+        closing = [self.release(live) for live in self._live]
+        await asyncio.gather(*closing, *(pool.close() for pool in self._pools.values()))
+
+    async def _start(self, key: str, problem: Problem) -> Live:
+        """A started environment; call it when there is a place."""
         for attempt in range(START_TRIES):
             try:
-                environment = make_environment(section)
-            except Exception as error:
-                raise EnvironmentFailure(f"{problem.domain}: constructing the environment: {error!r}") from error
-            self.live += 1
-            lease = asyncio.get_running_loop().time() + self._deadlines.trajectory
-            live = Live(environment, [], lease)
-            try:
-                live.opening = await self._call(environment.reset(problem), self._deadlines.reset, "reset", problem)
-                return live
+                return await self._start_once(problem, derive_seed("injection", key, attempt))
             except StageFailure:
-                await self.release(live)
                 if attempt + 1 == START_TRIES:
                     raise
-                await asyncio.sleep(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.5))
+            await asyncio.sleep(BACKOFF_S * 2**attempt * random.uniform(0.5, 1.5))
+            await self._wait_for_place(problem.domain)
         raise AssertionError("unreachable")
 
-    async def _call(self, call: Awaitable[T], deadline_s: float, what: str, problem: Problem) -> T:
+    async def _start_once(self, problem: Problem, seed: int) -> Live:
+        domain = problem.domain
+        self._starting[domain] += 1
         try:
-            async with asyncio.timeout(deadline_s):  # wait_for can swallow a cancellation before Python 3.12
-                return await call
-        except TimeoutError as error:
-            raise EnvironmentTimeout(
-                f"{problem.domain}: {what} took longer than {deadline_s:g} s (problem seed {problem.seed})"
-            ) from error
+            environment = await self._pools[domain].take()
+        except BaseException:
+            self._freed.set()
+            raise
+        finally:
+            self._starting[domain] -= 1
+        injection = self._config.domain(domain).injection
+        if injection is not None:
+            environment = Injected(environment, injection, seed)
+        live = Live(environment, problem, [], asyncio.get_running_loop().time() + self._deadlines.trajectory)
+        self._live.add(live)
+        try:
+            opening = await self._call(live, environment.reset(problem), "reset", EnvironmentStartFailure)
+            if mistake := unlike_an_opening(opening):
+                raise EnvironmentProtocolError(f"{domain}: reset gave {mistake} ({_seed(problem)})")
+            if live.closing:
+                raise EnvironmentStartFailure(f"{domain}: closed during reset, for the run is over")
+            live.opening = opening
+            return live
+        except BaseException:
+            await self.release(live)
+            raise
+
+    async def _call(self, live: Live, call: Awaitable[T], what: str, failure: type[StageFailure]) -> T:
+        environment, domain, seed = live.environment, live.problem.domain, _seed(live.problem)
+        deadline_s = min(
+            (self._deadlines.reset, environment.reset_deadline_s)
+            if what == "reset"
+            else (self._deadlines.environment_step, environment.step_deadline_s)
+        )
+        try:
+            return await bounded(call, deadline_s)
+        except InjectedFailure:
+            raise
+        except Overdue as error:
+            late = f"{domain}: {what} took longer than {deadline_s:g} s ({seed})"
+            if isinstance(environment, Injected) and environment.delaying:
+                raise InjectedFailure(f"{late}, delayed on purpose (injection.{what}_latency)") from error
+            raise EnvironmentTimeout(late) from error
         except Exception as error:
-            raise EnvironmentFailure(
-                f"{problem.domain}: {what} raised {error!r} (problem seed {problem.seed})"
+            raise failure(f"{domain}: {what} raised {error!r} ({seed})") from error
+
+    def _taken(self, domain: str) -> int:
+        return self._starting[domain] + sum(live.problem.domain == domain for live in self._live)
+
+    def _limit(self, domain: str) -> float:
+        if domain not in self._limits:
+            section = self._config.domain(domain)
+            memory_mb = environment_class(section.environment, f"domains.{domain}.environment").needs.memory_mb
+            fits = psutil.virtual_memory().total * MEMORY_SHARE // (2**20 * max(1, memory_mb))
+            self._limits[domain] = max(1.0, min(section.concurrency or math.inf, fits))
+        return self._limits[domain]
+
+    async def _wait_for_place(self, domain: str) -> None:
+        try:
+            async with asyncio.timeout(self._deadlines.trajectory):
+                while self._taken(domain) >= self._limit(domain):
+                    parked = next((k for k, live in self._parked.items() if live.problem.domain == domain), None)
+                    if parked is not None:
+                        await self._discard(parked)
+                    else:
+                        self._freed.clear()
+                        await self._freed.wait()
+        except TimeoutError as error:
+            raise EnvironmentStartFailure(
+                f"{domain}: its {self._limit(domain):g} places were taken for deadlines.trajectory "
+                f"({self._deadlines.trajectory:g} s); raise domains[].concurrency, or lower what its `needs` say"
             ) from error
 
     async def _discard(self, key: str) -> None:
@@ -125,10 +240,22 @@ class EnvironmentManager:
         if live is not None:
             await self.release(live)
 
+    def _start_sweeping(self) -> None:
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(5.0, self._deadlines.trajectory / 2))
-            now = asyncio.get_running_loop().time()
-            for key in [k for k, live in self._parked.items() if live.parked_until < now]:
-                logger.warning("environment %s was never claimed: closed", key)
-                await self._discard(key)
+        unwanted = threading.Event()
+        with self._follow(unwanted):
+            while not unwanted.is_set():
+                await asyncio.sleep(min(SWEEP_S, self._deadlines.trajectory / 2))
+                now = asyncio.get_running_loop().time()
+                for key in [k for k, live in self._parked.items() if live.parked_until < now]:
+                    logger.warning("environment %s was never claimed: closed", key)
+                    await self._discard(key)
+        logger.warning("nobody renews the lease of the run: %d environments closed", self.live)
+        await self._close_all()
+
+
+def _seed(problem: Problem) -> str:
+    return f"problem seed {problem.seed}"

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import time
@@ -65,6 +66,7 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
     record.observed(codec.open(live.opening, live.environment.tools))
     prompt_length = len(record.token_ids)
     messages, spans = list(live.opening), list(member.spans)
+    mistakes: Counter[str] = Counter()
     status, reward, info, turns = Status.TRUNCATED, 0.0, {}, 0
     while turns < max_turns:
         room = config.rollout.max_tokens - len(record.token_ids)
@@ -80,10 +82,12 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
         if generation.finish_reason == "length":
             break
         start = time()
-        step = await here.environments.step(live, text, problem)
+        step = await here.environments.step(live, text)
         spans.append(Span("environment", start, time()))
         reward += step.reward or 0.0
         info = step.info
+        if step.error is not None:
+            mistakes[step.error] += 1
         messages.append(step.observation)
         if step.terminated or step.truncated:
             status = Status.TERMINATED if step.terminated else Status.TRUNCATED
@@ -105,8 +109,8 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
         turns=turns,
         retry=member.retry,
         environment_reward=reward,
-        info=info,
-        spans=spans,
+        info=info | ({"mistakes": dict(mistakes)} if mistakes else {}),
+        spans=spans + live.injected,
     )
 
 

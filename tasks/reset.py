@@ -36,7 +36,8 @@ def member_key(problem: Problem, uid: Uid, member: int, retry: int) -> str:
 
 @runs_on("cpu")
 async def reset(run: str, uid: Uid, member: int, retry: int, problem: Problem, version: int) -> Member:
-    """Start the environment and park it. Raises EnvironmentFailure, EnvironmentTimeout."""
+    """Start the environment and park it; where places are short, interact starts it. Raises EnvironmentFailure,
+    EnvironmentTimeout."""
     start = time()
     this = Member(uid, member, retry, problem, version)
     await runtime(run).environments.park(this.key, problem)

@@ -6,6 +6,7 @@ run's name; connections are made once per process, on first use.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from distributed import Client, Worker, WorkerPlugin
 
 from infra.chat import ChatCodec
+from infra.compute.signals import follow
 from infra.proxy.client import ProxyClient
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
@@ -23,6 +25,7 @@ from rl.config.load import dumps, loads
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
 from tasks.environments import EnvironmentManager
+from tasks.functions import RewardScorer
 
 TOKENIZER_FILES = ("*.json", "*.jinja")
 """What of the base model the environment side needs: configuration, tokenizer, chat template; no weights."""
@@ -35,6 +38,7 @@ class Runtime:
         self.config = config
         self.proxy = ProxyClient(proxy_url)
         self.environments = EnvironmentManager(config)
+        self.rewards = RewardScorer(config, cache / "functions")
         self._cache = cache
 
     @cached_property
@@ -106,10 +110,11 @@ class RunPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         made = Runtime(loads(self.config_json), self.proxy_url, Path(self.cache))
         _RUNTIMES[self.run] = made
-        made.environments.start_sweeping()
+        made.environments.start(lambda unwanted: follow(self.run, unwanted, worker.scheduler.address))
 
     async def teardown(self, worker: Worker) -> None:
         gone = _RUNTIMES.pop(self.run, None)
         if gone is not None:
             await gone.environments.close()
+            await asyncio.to_thread(gone.rewards.close)
             await gone.proxy.close()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from rl.config.base import Name, Seconds, Section
+from rl.config.injection import InjectionSection
 
 
 class DomainSection(Section):
@@ -26,6 +27,12 @@ class DomainSection(Section):
     """Share of the problem stream, relative to the other domains."""
     max_turns: Annotated[int, Field(ge=1)] = 10
     """Turns after which an episode is truncated."""
+    warm: Annotated[int, Field(ge=0)] = 0
+    """Environments constructed ahead of need, in each worker process."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Environments alive at once in each worker process; None is as many as there are slots and memory for."""
+    injection: InjectionSection | None = None
+    """Latency and failures added on purpose."""
 
 
 class DeadlineSection(Section):
@@ -35,6 +42,8 @@ class DeadlineSection(Section):
     """Starting an environment, one try."""
     environment_step: Seconds = 30
     """One call of `step`."""
+    prepare: Seconds = 600
+    """Making what a domain's environments share in a worker process, such as an index."""
     generate: Seconds = 300
     """One turn's generation, waiting for a suspended engine included."""
     score: Seconds = 60

@@ -1,9 +1,11 @@
 """Environments that misbehave, each in one way; used by tests of the manager and of whole runs."""
 
 import asyncio
+import sys
 import time
 from collections import Counter
-from typing import ClassVar
+from contextlib import suppress
+from typing import Any, ClassVar
 
 from envs.protocol import Environment, Step, SyncEnvironment
 from rl.trajectory import Message, Problem
@@ -56,6 +58,88 @@ class HangsInReset(Good):
         self._seed = problem.seed
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
+
+
+class SwallowsCancellation(Good):
+    """Its step goes on when it is cancelled (the second time it ends, or the test's loop could not)."""
+
+    async def step(self, action: str) -> Step:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+
+class ImpatientOfItself(HangsInStep):
+    step_deadline_s = 0.05
+
+
+class ExitsInStep(Good):
+    async def step(self, action: str) -> Step:
+        sys.exit(3)
+
+
+class CancelsItself(Good):
+    async def step(self, action: str) -> Step:
+        raise asyncio.CancelledError
+
+
+class TimesOutItself(Good):
+    async def step(self, action: str) -> Step:
+        raise TimeoutError("its own service was late")
+
+
+class Answers(Good):
+    """Steps to whatever a test put here."""
+
+    given: ClassVar[list[Any]] = []
+
+    async def step(self, action: str) -> Step:
+        return Answers.given[-1]
+
+
+class Opens(Good):
+    """Opens with whatever a test put here."""
+
+    given: ClassVar[list[Any]] = []
+
+    async def reset(self, problem: Problem) -> list[Message]:
+        self._seed = problem.seed
+        return Opens.given[-1]
+
+
+class Constructed(Good):
+    """Counts what is prepared, constructed and alive."""
+
+    prepared: ClassVar[list[dict]] = []
+    failing_preparations: ClassVar[list[Exception]] = []
+    alive: ClassVar[set["Constructed"]] = set()
+    made: ClassVar[list["Constructed"]] = []
+    most: ClassVar[int] = 0
+
+    def __init__(self, label: str = ""):
+        super().__init__()
+        Constructed.made.append(self)
+
+    @classmethod
+    def prepare(cls, options) -> None:
+        if cls.failing_preparations:
+            raise cls.failing_preparations.pop()
+        cls.prepared.append(dict(options))
+
+    async def reset(self, problem: Problem) -> list[Message]:
+        Constructed.alive.add(self)
+        Constructed.most = max(Constructed.most, len(Constructed.alive))
+        return await super().reset(problem)
+
+    async def close(self) -> None:
+        Constructed.alive.discard(self)
+        await super().close()
+
+
+class Unconstructible(Good):
+    def __init__(self) -> None:
+        raise OSError("no such host")
 
 
 class BlocksInStep(SyncEnvironment):

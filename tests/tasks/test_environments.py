@@ -1,35 +1,56 @@
-"""The environment manager: deadlines, names for failures, and every environment closed exactly once."""
+"""The environment manager: deadlines, names for failures, places, and every environment closed exactly once."""
+
+from __future__ import annotations
 
 import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from envs.protocol import Needs, Step
 from rl.config.load import validate
-from rl.errors import EnvironmentFailure, EnvironmentTimeout
-from rl.trajectory import Problem
+from rl.errors import (
+    EnvironmentFailure,
+    EnvironmentProtocolError,
+    EnvironmentStartFailure,
+    EnvironmentTimeout,
+    InjectedFailure,
+    StageFailure,
+)
+from rl.trajectory import Message, Problem
 from tasks import environments
-from tests.tasks.bad_environments import CLOSED, Good
+from tests.tasks.bad_environments import CLOSED, Answers, Constructed, Good, Opens
 
 SEEDS = iter(range(10_000, 20_000))
 
 
-def manager(kind: str, options: dict | None = None, **deadlines: float) -> environments.EnvironmentManager:
+def manager(
+    kind: str, options: dict | None = None, domain: dict | None = None, **deadlines: float
+) -> environments.EnvironmentManager:
+    section = {
+        "name": "d",
+        "environment": f"tests.tasks.bad_environments:{kind}",
+        "environment_options": options or {},
+    }
     config = validate(
         {
             "name": "t",
             "model": {"source": {"type": "pretrained", "path": "unused"}},
-            "domains": [
-                {
-                    "name": "d",
-                    "environment": f"tests.tasks.bad_environments:{kind}",
-                    "environment_options": options or {},
-                }
-            ],
+            "domains": [section | (domain or {})],
             "deadlines": deadlines,
         },
         "test",
     )
     return environments.EnvironmentManager(config)
+
+
+@contextmanager
+def never(unwanted: threading.Event) -> Iterator[None]:
+    """A run whose lease is always renewed."""
+    yield
 
 
 @pytest.fixture
@@ -40,13 +61,17 @@ def problem() -> Problem:
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
     monkeypatch.setattr(environments, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(environments, "SWEEP_S", 0.01)
+    monkeypatch.setattr(Constructed, "most", 0)
+    for record in (Constructed.prepared, Constructed.made, Constructed.alive, Constructed.failing_preparations):
+        record.clear()
 
 
 async def test_a_parked_environment_is_claimed_once_and_closed_once(problem):
     m = manager("Good")
     await m.park("k", problem)
     live = await m.claim("k", problem)
-    assert (await m.step(live, "a", problem)).reward == 1.0
+    assert (await m.step(live, "a")).reward == 1.0
     await m.release(live)
     await m.close()
     assert CLOSED[problem.seed] == 1 and m.live == 0
@@ -79,7 +104,7 @@ async def test_a_flaky_start_is_tried_again(problem):
 
 async def test_a_start_that_always_fails_is_a_named_failure_and_leaves_nothing(problem):
     m = manager("RaisesInReset")
-    with pytest.raises(EnvironmentFailure, match="broken image"):
+    with pytest.raises(EnvironmentStartFailure, match="broken image"):
         await m.park("k", problem)
     assert m.live == 0 and CLOSED[problem.seed] == environments.START_TRIES
 
@@ -91,7 +116,7 @@ async def test_a_hanging_start_ends_at_its_deadline(problem):
     assert m.live == 0
 
 
-@pytest.mark.parametrize("kind", ["HangsInStep", "BlocksInStep"])
+@pytest.mark.parametrize("kind", ["HangsInStep", "BlocksInStep", "SwallowsCancellation"])
 async def test_a_hanging_step_ends_at_its_deadline_and_others_go_on(problem, kind):
     m = manager(kind, environment_step=0.05)
     live = await m.claim("k", problem)
@@ -105,7 +130,7 @@ async def test_a_hanging_step_ends_at_its_deadline_and_others_go_on(problem, kin
 
     beside = asyncio.create_task(others())
     with pytest.raises(EnvironmentTimeout, match="step"):
-        await m.step(live, "a", problem)
+        await m.step(live, "a")
     beside.cancel()
     assert ticks > 0
     await m.release(live)
@@ -116,7 +141,7 @@ async def test_a_raising_step_is_a_named_failure_that_tells_the_problem(problem)
     m = manager("RaisesInStep")
     live = await m.claim("k", problem)
     with pytest.raises(EnvironmentFailure, match=str(problem.seed)):
-        await m.step(live, "a", problem)
+        await m.step(live, "a")
     await m.release(live)
 
 
@@ -129,10 +154,259 @@ async def test_a_failing_close_does_not_fail_the_trajectory(problem):
 
 async def test_an_unclaimed_environment_is_swept_when_its_lease_ends(problem):
     m = manager("Good", trajectory=0.02)
-    m.start_sweeping()
+    m.start(never)
     await m.park("k", problem)
     async with asyncio.timeout(5):
         while m.live:
             await asyncio.sleep(0.005)
     assert CLOSED[problem.seed] == 1
     await m.close()
+
+
+async def test_the_smaller_of_own_and_configured_deadline_counts(problem):
+    m = manager("ImpatientOfItself", environment_step=60)
+    live = await m.claim("k", problem)
+    with pytest.raises(EnvironmentTimeout, match=r"longer than 0\.05 s"):
+        await m.step(live, "a")
+    await m.release(live)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("RaisesInStep", "a bug of the environment"),
+        ("ExitsInStep", "SystemExit"),
+        ("CancelsItself", "cancelled itself"),
+        ("TimesOutItself", "its own service was late"),
+    ],
+)
+async def test_whatever_a_step_raises_has_the_name_of_a_failure(problem, kind, words):
+    m = manager(kind)
+    live = await m.claim("k", problem)
+    with pytest.raises(EnvironmentFailure, match=words) as failure:
+        await m.step(live, "a")
+    assert failure.value.reason == "environment_error"
+    await m.release(live)
+
+
+GOOD = Message("user", "x")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "NoneType instead of a Step"),
+        (Step("text"), "no user or tool message"),
+        (Step(Message("assistant", "x")), "no user or tool message"),
+        (Step(Message("user", None)), "must be text"),
+        (Step(GOOD, reward=float("nan")), "neither None nor a finite number"),
+        (Step(GOOD, reward="won"), "neither None nor a finite number"),
+        (Step(GOOD, info={"x": object()}), "not JSON"),
+        (Step(GOOD, info={"x": float("inf")}), "not JSON"),
+    ],
+)
+async def test_an_answer_against_the_protocol_is_a_failure_not_a_reward(problem, answer, words):
+    Answers.given.append(answer)
+    m = manager("Answers")
+    live = await m.claim("k", problem)
+    with pytest.raises(EnvironmentProtocolError, match=words):
+        await m.step(live, "a")
+    await m.release(live)
+
+
+@pytest.mark.parametrize(
+    "opening", [None, [], ["text"], [Message("user", 3)], [Message("tool", "x")], [Message("system", "x")]]
+)
+async def test_an_opening_against_the_protocol_is_a_failure(problem, opening):
+    Opens.given.append(opening)
+    m = manager("Opens")
+    with pytest.raises(EnvironmentProtocolError, match="reset gave"):
+        await m.claim("k", problem)
+    assert m.live == 0 and CLOSED[problem.seed] == environments.START_TRIES
+
+
+async def test_what_can_not_be_constructed_is_a_named_failure(problem):
+    m = manager("Unconstructible")
+    with pytest.raises(EnvironmentStartFailure, match="no such host"):
+        await m.claim("k", problem)
+    assert m.live == 0
+
+
+async def test_a_cancelled_start_leaves_nothing(problem):
+    m = manager("HangsInReset")
+    starting = asyncio.create_task(m.claim("k", problem))
+    async with asyncio.timeout(5):
+        while not m.live:
+            await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert m.live == 0 and CLOSED[problem.seed] == 1
+
+
+async def test_everything_is_closed_once_when_the_run_is_no_longer_wanted_and_it_can_go_on(problem):
+    followed: list[threading.Event] = []
+
+    @contextmanager
+    def follow(unwanted: threading.Event) -> Iterator[None]:
+        followed.append(unwanted)
+        yield
+
+    m = manager("Good", domain={"warm": 2})
+    m.start(follow)
+    await m.park("parked", problem)
+    claimed = await m.claim("claimed", problem)
+    followed[0].set()
+    async with asyncio.timeout(5):
+        while m.live:
+            await asyncio.sleep(0.005)
+    assert CLOSED[problem.seed] == 2
+    await m.release(claimed)
+    assert CLOSED[problem.seed] == 2
+    live = await m.claim("again", problem)  # a run that was resumed under the same name
+    assert (await m.step(live, "a")).terminated and len(followed) == 2
+    await m.release(live)
+    await m.close()
+
+
+async def test_instances_are_constructed_ahead_and_closed_if_never_taken(problem):
+    m = manager("Constructed", {"label": "x"}, {"warm": 3})
+    m.start(never)
+    async with asyncio.timeout(5):
+        while len(Constructed.made) < 3:
+            await asyncio.sleep(0.005)
+    live = await m.claim("k", problem)
+    assert live.environment is Constructed.made[0]
+    async with asyncio.timeout(5):
+        while len(Constructed.made) < 4:  # its place is filled again
+            await asyncio.sleep(0.005)
+    assert Constructed.prepared == [{"label": "x"}]
+    await m.release(live)
+    before = CLOSED[-1]
+    await m.close()
+    assert CLOSED[-1] == before + 3  # three that no problem was given
+
+
+async def test_what_instances_share_is_prepared_once_however_many_start_together(problem):
+    m = manager("Constructed")
+    lives = await asyncio.gather(*(m.claim(str(k), problem) for k in range(8)))
+    assert len(Constructed.prepared) == 1
+    for live in lives:
+        await m.release(live)
+
+
+async def test_a_failed_preparation_is_tried_again(problem):
+    Constructed.failing_preparations.append(OSError("no index"))
+    m = manager("Constructed")
+    live = await m.claim("k", problem)
+    assert len(Constructed.prepared) == 1
+    await m.release(live)
+    Constructed.failing_preparations += [OSError("no index")] * environments.START_TRIES
+    with pytest.raises(EnvironmentStartFailure, match="prepare raised OSError"):
+        await manager("Constructed").claim("k", problem)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_no_more_than_the_limit_are_alive_and_all_get_their_turn(problem, seed):
+    rng = random.Random(seed)
+    m = manager("Constructed", domain={"concurrency": 3})
+
+    async def episode(key: str) -> None:
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        if rng.random() < 0.7:
+            await m.park(key, problem)
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        if rng.random() < 0.8:  # else its interact never comes
+            live = await m.claim(key, problem)
+            await asyncio.sleep(0)
+            await m.step(live, "a")
+            await m.release(live)
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(episode(str(k)) for k in range(40)))
+    assert 1 <= Constructed.most <= 3
+    await m.close()
+    assert m.live == 0 and not Constructed.alive
+
+
+async def test_parked_environments_give_way_to_one_that_is_waited_for(problem):
+    m = manager("Constructed", domain={"concurrency": 1})
+    await m.park("parked", problem)
+    await m.park("not parked", problem)  # no place, and no wait: it would hold a slot that others need
+    assert m.live == 1
+    live = await m.claim("waited for", problem)
+    assert m.live == 1 and CLOSED[problem.seed] == 1
+    await m.release(live)
+    again = await m.claim("parked", problem)
+    await m.release(again)
+
+
+async def test_a_place_that_never_comes_is_a_named_failure(problem):
+    m = manager("Good", domain={"concurrency": 1}, trajectory=0.05)
+    live = await m.claim("k", problem)
+    with pytest.raises(EnvironmentStartFailure, match=r"1 places were taken.*raise domains\[\]\.concurrency"):
+        await m.claim("other", problem)
+    await m.release(live)
+
+
+async def test_the_memory_that_an_environment_needs_limits_how_many_are_alive(problem, monkeypatch):
+    monkeypatch.setattr(Good, "needs", Needs(memory_mb=2**40))
+    m = manager("Good")
+    await m.park("a", problem)
+    await m.park("b", problem)
+    assert m.live == 1
+    await m.close()
+
+
+async def test_failures_on_purpose_have_a_name_of_their_own_and_real_ones_keep_theirs(problem):
+    m = manager("Good", domain={"injection": {"step_failure": 1.0}})
+    live = await m.claim("k", problem)
+    with pytest.raises(InjectedFailure, match="on purpose") as failure:
+        await m.step(live, "a")
+    assert failure.value.reason == "injected"
+    await m.release(live)
+    m = manager("RaisesInStep", domain={"injection": {"step_latency": {"type": "constant", "seconds": 0.001}}})
+    live = await m.claim("k", problem)
+    with pytest.raises(EnvironmentFailure) as real:
+        await m.step(live, "a")
+    assert real.value.reason == "environment_error" and [span.stage for span in live.injected] == ["injected"]
+    await m.release(live)
+
+
+async def test_a_deadline_that_a_latency_on_purpose_ran_into_is_told_as_such(problem):
+    slow = {"type": "constant", "seconds": 60}
+    m = manager("Good", domain={"injection": {"step_latency": slow}}, environment_step=0.02)
+    live = await m.claim("k", problem)
+    with pytest.raises(InjectedFailure, match="delayed on purpose"):
+        await m.step(live, "a")
+    await m.release(live)
+    m = manager("HangsInStep", domain={"injection": {"step_latency": {"type": "constant", "seconds": 0}}},
+                environment_step=0.02)  # fmt: skip
+    live = await m.claim("k", problem)
+    with pytest.raises(EnvironmentTimeout):
+        await m.step(live, "a")
+    await m.release(live)
+
+
+async def test_failures_on_purpose_depend_on_the_try_and_on_nothing_else(problem):
+    async def fates() -> list[bool]:
+        m = manager("Good", domain={"injection": {"step_failure": 0.5, "reset_failure": 0.3}})
+        found = []
+        for key in map(str, range(40)):
+            try:
+                live = await m.claim(key, problem)
+            except InjectedFailure:
+                found.append(False)
+                continue
+            try:
+                await m.step(live, "a")
+                found.append(True)
+            except StageFailure:
+                found.append(False)
+            await m.release(live)
+        return found
+
+    first = await fates()
+    assert first == await fates() and 8 < sum(first) < 32

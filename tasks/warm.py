@@ -1,0 +1,99 @@
+"""Environments of one domain, constructed; some of them ahead of need.
+
+Invariants
+- What instances share is prepared once before the first is constructed; a failed preparation is tried again by the
+  next who needs it.
+- Constructing and preparing run in daemon threads: they may block, and one that hangs costs only who waits for it.
+- An instance leaves this pool once, and what never left is closed with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from envs.protocol import Environment
+from envs.registry import environment_class, make_environment
+from envs.threads import in_daemon
+from rl.config.work import DeadlineSection, DomainSection
+from rl.errors import EnvironmentStartFailure, EnvironmentTimeout
+from tasks.calls import Overdue, bounded
+
+logger = logging.getLogger("rollmill.environments")
+T = TypeVar("T")
+
+
+class WarmPool:
+    """All methods run on the worker's event loop."""
+
+    def __init__(self, section: DomainSection, deadlines: DeadlineSection):
+        self._section, self._deadlines = section, deadlines
+        self._ready: deque[Environment] = deque()
+        self._preparing: asyncio.Task[None] | None = None
+        self._filling: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> int:
+        """Instances that wait to be taken."""
+        return len(self._ready)
+
+    async def take(self) -> Environment:
+        """A fresh instance. Raises EnvironmentStartFailure, EnvironmentTimeout."""
+        environment = self._ready.popleft() if self._ready else await self._construct()
+        self.fill()
+        return environment
+
+    def fill(self) -> None:
+        """Construct in the background until `warm` instances are ready; a failure leaves it to the next `take`."""
+        if self.ready < self._section.warm and (self._filling is None or self._filling.done()):
+            self._filling = asyncio.get_running_loop().create_task(self._fill())
+
+    async def close(self) -> None:
+        """Close what was never taken."""
+        for task in (self._filling, self._preparing):
+            if task is not None:
+                task.cancel()
+        while self._ready:
+            await close(self._ready.popleft(), self._deadlines.environment_step)
+
+    async def _fill(self) -> None:
+        try:
+            while self.ready < self._section.warm:
+                self._ready.append(await self._construct())
+        except (EnvironmentStartFailure, EnvironmentTimeout) as error:
+            logger.warning("warming up: %s", error)
+
+    async def _construct(self) -> Environment:
+        if self._preparing is None or (self._preparing.done() and self._failed(self._preparing)):
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+        await asyncio.shield(self._preparing)  # others wait for it, too
+        return await self._threaded("construct", self._deadlines.reset, lambda: make_environment(self._section))
+
+    @staticmethod
+    def _failed(task: asyncio.Task[None]) -> bool:
+        return task.cancelled() or task.exception() is not None
+
+    async def _prepare(self) -> None:
+        section = self._section
+        kind = environment_class(section.environment, f"domains.{section.name}.environment")
+        await self._threaded("prepare", self._deadlines.prepare, lambda: kind.prepare(section.environment_options))
+
+    async def _threaded(self, what: str, deadline_s: float, work: Callable[[], T]) -> T:
+        name = self._section.name
+        try:
+            return await bounded(in_daemon(work, f"{what}-{name}"), deadline_s)
+        except Overdue as error:
+            raise EnvironmentTimeout(f"{name}: {what} took longer than {deadline_s:g} s") from error
+        except Exception as error:
+            raise EnvironmentStartFailure(f"{name}: {what} raised {error!r}") from error
+
+
+async def close(environment: Environment, deadline_s: float) -> None:
+    """Close it within the deadline; a failure is logged, for its episode is done."""
+    try:
+        await bounded(environment.close(), min(deadline_s, environment.step_deadline_s))
+    except Exception as error:
+        logger.warning("closing %s failed: %r", type(environment).__name__, error)
