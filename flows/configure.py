@@ -14,7 +14,7 @@ import yaml
 
 from envs.registry import make_environment
 from infra.models.sources import check_source
-from rewards.registry import check_reward
+from rewards.registry import check_rewards
 from rl.advantages.registry import advantage_function
 from rl.config.load import parse
 from rl.config.run import RunConfig
@@ -44,7 +44,7 @@ def cross_check(config: RunConfig) -> None:
     and by looking for the model. Raises ConfigError."""
     for domain in config.domains:
         make_environment(domain)
-        check_reward(domain)
+    check_rewards(config)
     check_source(config.model)
     advantage_function(config.training.advantage)
 

@@ -26,6 +26,7 @@ from rl.config.infrastructure import (
 )
 from rl.config.model import ModelSection, TinyModel
 from rl.config.retention import RetentionSection
+from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
 from rl.config.training import TrainingSection
 from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
 from rl.retention import Retention
@@ -55,6 +56,11 @@ class RunConfig(Section):
     evaluation: EvaluationSection = EvaluationSection()
     engine: HFEngineSection = HFEngineSection()
     pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
+    serverless: Annotated[LocalFunctions | LambdaFunctions, Field(discriminator="type")] | None = None
+    """Where rewards with the `@serverless` mark run; None runs them, as all others, on the workers of the class
+    `lambda`."""
+    judge: JudgeSection | None = None
+    """The model that judges, for rewards that ask one."""
     store: StoreSection = StoreSection()
     weights: Annotated[S3Weights | MooncakeWeights, Field(discriminator="type")] = S3Weights()
     retention: RetentionSection = RetentionSection()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from rl.config.base import Name, Seconds, Section
 from rl.config.injection import InjectionSection
+from rl.config.rewards import RewardTerm
 
 
 class DomainSection(Section):
@@ -19,10 +20,10 @@ class DomainSection(Section):
     """Entry point of group `rollmill.environments`, or `module:attribute`."""
     environment_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
-    reward: str = "outcome"
-    """Entry point of group `rollmill.rewards`, or `module:attribute`."""
+    reward: str | Annotated[tuple[RewardTerm, ...], Field(min_length=1)] = "outcome"
+    """Entry point of group `rollmill.rewards`, or `module:attribute`; or a list of rewards to be added up."""
     reward_options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the reward function."""
+    """Keyword arguments of the reward function, if it is one."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the problem stream, relative to the other domains."""
     max_turns: Annotated[int, Field(ge=1)] = 10
@@ -33,6 +34,24 @@ class DomainSection(Section):
     """Environments alive at once in each worker process; None is as many as there are slots and memory for."""
     injection: InjectionSection | None = None
     """Latency and failures added on purpose."""
+
+    @model_validator(mode="after")
+    def _check_terms(self) -> Self:
+        if isinstance(self.reward, str):
+            return self
+        if self.reward_options:
+            raise ValueError("reward_options belong to a single reward; in a list each has its own `options`")
+        labels = [term.label for term in self.reward]
+        if len(set(labels)) != len(labels):
+            raise ValueError(f"reward: two rewards of the list are called the same in {labels}")
+        return self
+
+    @property
+    def terms(self) -> tuple[RewardTerm, ...]:
+        """The rewards that are added up."""
+        if isinstance(self.reward, str):
+            return (RewardTerm(name=self.reward, options=self.reward_options),)
+        return self.reward
 
 
 class DeadlineSection(Section):
