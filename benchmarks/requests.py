@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PRICED_ON = "2025-06-01"
+PRICED_ON = "2025"
 DOLLARS_PER_1000 = {
     "PutObject": 0.005,
     "ListObjectsV2": 0.005,
@@ -18,7 +18,7 @@ DOLLARS_PER_1000 = {
     "HeadObject": 0.0004,
     "DeleteObjects": 0.0,
 }
-"""AWS's public prices of S3 Standard in us-east-1, on `PRICED_ON`; storage and traffic come on top."""
+"""AWS's public prices of S3 Standard in us-east-1, as published in `PRICED_ON`; storage and traffic come on top."""
 
 
 @contextmanager
