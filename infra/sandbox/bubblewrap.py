@@ -2,8 +2,11 @@
 
 What the program finds: user, process, network, IPC, host-name and cgroup namespaces of its own; no capability and no
 way to get one; a read-only root that holds an interpreter, the shared libraries, a minimal /dev and nothing else (no
-/proc, no /etc); one writable directory in memory, which is also /tmp and its home. It dies with the process 1 of its
-namespace, which dies with `bwrap`, which dies with the thread that started it.
+/proc, no /etc); one writable directory in memory, which is also /tmp and its home.
+
+It dies with process 1 of its namespace, and that dies with `bwrap`, which dies with the thread that started it. A
+driver killed while `bwrap` sets this up may escape that; therefore process 1 is timeout(1), which no process in the
+namespace can stop or kill, and which ends everything a little after the deadline.
 
 Invariants
 - Nothing runs as root: a root that starts sandboxes becomes another user before it starts `bwrap`.
@@ -29,6 +32,8 @@ from infra.sandbox.limits import MB, Limits
 from infra.sandbox.supervision import Broken, Isolation
 
 WORK = "/work"
+SLACK_S = 3.0
+"""How long after the deadline a sandbox ends by itself, should nobody be left to end it."""
 ENVIRONMENT = {"HOME": WORK, "LANG": "C.UTF-8", "PATH": "/usr/bin", "TMPDIR": WORK, "OPENBLAS_NUM_THREADS": "1"}
 _NAMESPACES = [f"--unshare-{what}" for what in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 
@@ -44,7 +49,7 @@ class Bubblewrap:
             raise SandboxUnavailable(
                 f"sandbox: {sys.platform} has no namespaces; use Linux, or ask for 'rlimits' by name"
             )
-        self._bwrap, self._prlimit = program("bwrap"), program("prlimit")
+        self._bwrap, self._prlimit, self._timeout = program("bwrap"), program("prlimit"), program("timeout")
         self._as_user = unprivileged()
         self.interpreter = find_interpreter(self._as_user)
         self._filter = seccomp.program()
@@ -54,7 +59,7 @@ class Bubblewrap:
         fds = {f"{WORK}/{name}": _in_memory(content) for name, content in files.items()}
         status, filtered = _in_memory(b""), _in_memory(self._filter)
         command = [*self._as_user, self._bwrap, *_NAMESPACES, "--disable-userns", "--die-with-parent", "--new-session"]
-        for path in (*self.interpreter.paths, self._prlimit):
+        for path in (*self.interpreter.paths, self._prlimit, self._timeout):
             command += ["--ro-bind", path, path]
         for path in self.interpreter.hidden:
             command += ["--tmpfs", path, "--remount-ro", path]
@@ -62,7 +67,17 @@ class Bubblewrap:
         command += ["--perms", "0700", "--size", str(limits.disk_mb * MB), "--tmpfs", WORK, "--chdir", WORK]
         for path, fd in fds.items():
             command += ["--file", str(fd), path]
-        command += ["--remount-ro", "/", "--seccomp", str(filtered), "--json-status-fd", str(status), "--"]
+        command += [
+            "--remount-ro",
+            "/",
+            "--seccomp",
+            str(filtered),
+            "--json-status-fd",
+            str(status),
+            "--as-pid-1",
+            "--",
+        ]
+        command += [self._timeout, "--foreground", "--signal=KILL", f"{limits.seconds + SLACK_S:f}"]
         command += [self._prlimit, *limits.prlimit(), *argv]
         try:
             process = subprocess.Popen(
@@ -116,9 +131,10 @@ class Confined:
 
     def bound_broken(self, limits: Limits) -> Broken | None:
         child = self._child()
-        if child is None:
+        tree = _tree(child) if child else []
+        if len(tree) < 2:  # the sandbox is still being set up: what it sees is the host
             return None
-        if sum(map(_own_pages, _tree(child))) * os.sysconf("SC_PAGE_SIZE") > limits.memory_mb * MB:
+        if sum(map(_own_pages, tree)) * os.sysconf("SC_PAGE_SIZE") > limits.memory_mb * MB:
             return "memory"
         with suppress(OSError):
             work = os.statvfs(f"/proc/{child}/root{WORK}")
