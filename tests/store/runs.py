@@ -7,6 +7,7 @@ from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
 
+from infra.store.audit import audit
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory, push_directory
 from infra.store.errors import NotFound
@@ -86,6 +87,10 @@ class Run:
             except NotFound:
                 return False
             return True
+
+    def sound(self) -> bool:
+        """Whether an audit, which reads every object that a record names, finds nothing wrong."""
+        return not audit(self.store, self.prefix).findings
 
     def segments(self) -> list[int]:
         """The versions of the segments that are there."""
