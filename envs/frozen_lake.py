@@ -77,8 +77,11 @@ class FrozenLake(Environment):
         frozen = {cell for cell in cells if rng.random() < self._hole_share}
         self._position, self._goal = rng.sample(cells, 2)
         self._holes = frozenset(frozen - {self._position, self._goal})
-        fingerprint = (sorted(self._holes), self._position, self._goal)
-        return len(self._path()) >= 2 and in_split(fingerprint, split)
+        self._fingerprint = (sorted(self._holes), self._position, self._goal)
+        return len(self._path()) >= 2 and in_split(self._fingerprint, split)
+
+    def fingerprint(self) -> object:
+        return self._fingerprint
 
     async def step(self, action: str) -> Step:
         move = _MOVE.fullmatch(action)

@@ -48,6 +48,9 @@ class Injected(Environment):
     async def close(self) -> None:
         await self.within.close()
 
+    def fingerprint(self) -> object:
+        return self.within.fingerprint()
+
     def expert_action(self) -> str:
         return self.within.expert_action()
 

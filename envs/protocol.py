@@ -100,6 +100,11 @@ class Environment(ABC):
     async def close(self) -> None:  # noqa: B027  most hold nothing
         """Release what the episode holds; idempotent, and safe before `reset`."""
 
+    def fingerprint(self) -> object:
+        """What tells this problem from every other, after `reset`; None if the opening messages do. The split should
+        be decided by it (`in_split`)."""
+        return None
+
     def expert_action(self) -> str:
         """What a demonstrator would say now; needed for a warm start only."""
         raise NotImplementedError(f"{type(self).__name__} has no expert: a warm start can not use it")

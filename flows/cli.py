@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import samples, versions
+from flows import environments, samples, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -154,6 +154,7 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+app.add_typer(environments.app, name="env")
 app.add_typer(versions.app, name="versions")
 app.add_typer(samples.app, name="samples")
 app.command("gc")(versions.collect)

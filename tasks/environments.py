@@ -28,6 +28,7 @@ from typing import TypeVar
 
 import psutil
 
+from envs.calls import Overdue, bounded
 from envs.injection import Injected
 from envs.protocol import Environment, Step
 from envs.registry import environment_class
@@ -43,7 +44,6 @@ from rl.errors import (
 )
 from rl.stream import derive_seed
 from rl.trajectory import Message, Problem, Span
-from tasks.calls import Overdue, bounded
 from tasks.warm import WarmPool, close
 
 logger = logging.getLogger("rollmill.environments")

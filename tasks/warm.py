@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+from envs.calls import Overdue, bounded
 from envs.protocol import Environment
 from envs.registry import environment_class, make_environment
 from envs.threads import in_daemon
 from rl.config.work import DeadlineSection, DomainSection
 from rl.errors import EnvironmentStartFailure, EnvironmentTimeout
-from tasks.calls import Overdue, bounded
 
 logger = logging.getLogger("rollmill.environments")
 T = TypeVar("T")
