@@ -157,7 +157,6 @@ class Ledger:
                         "the run still needs"
                     )
                 self.gc_floor = record.version
-                self.deleted = {v for v in self.deleted if v >= self.gc_floor}
             case Retain():
                 self._retain(record)
         self.lsn = record.lsn
@@ -195,11 +194,11 @@ class Ledger:
         if mark is Mark.UNPIN:
             self.pins.pop(version, None)
             return
-        if version < self.gc_floor or version in self.deleted:
-            raise LogCorrupt(
-                f"record {record.lsn}: version {version} may be deleted already (the gc floor is {self.gc_floor})"
-            )
         if mark is Mark.PIN:
+            if version < self.gc_floor or version in self.deleted:
+                raise LogCorrupt(
+                    f"record {record.lsn}: version {version} may be deleted already (the gc floor is {self.gc_floor})"
+                )
             if record.state is None:
                 raise LogCorrupt(f"record {record.lsn}: version {version} is pinned without its state")
             self.pins[version] = record.state

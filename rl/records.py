@@ -108,7 +108,7 @@ class Snapshot(_Model):
     pins: dict[int, StateRef] = {}
     """Pinned versions, each with its state."""
     deleted: tuple[int, ...] = ()
-    """Versions marked for deletion, from `gc_floor` on."""
+    """Versions marked for deletion."""
     granted: dict[int, int] = {}
     """Head at the time when the open attempt of an outstanding ordinal was granted, where `attempts` has it."""
     trained_groups: int

@@ -72,16 +72,6 @@ def rolled_back(records: Iterable[Record], to: int) -> Snapshot:
     after.fence, after.gc_floor = ledger.fence, ledger.gc_floor
     after.pins, after.deleted = dict(ledger.pins), set(ledger.deleted)
     after.states = {v: state for v, state in after.states.items() if v not in ledger.deleted}
-    after.granted = dict.fromkeys(after.attempts, to)
-    for ordinal in _settled_without_training(ledger, after, reopened):
-        after.settle(ordinal)
-    after.next_version = ledger.next_version
-    after.fence, after.gc_floor = ledger.fence, ledger.gc_floor
-    after.pins, after.deleted = dict(ledger.pins), set(ledger.deleted)
-    after.states = {v: state for v, state in after.states.items() if v not in ledger.deleted}
-    resume = after.newest_full
-    if resume is None or (resume < ledger.gc_floor and resume not in ledger.pins):
-        raise LogCorrupt(f"version {to} can not be resumed: the full state that it builds on was deleted")
     after.dropped_groups = Counter(ledger.dropped_groups)
     resume = after.newest_full
     if resume is None or min(resume, after.oldest_needed if resume != to else resume) < after.gc_floor:

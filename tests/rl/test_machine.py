@@ -199,9 +199,10 @@ class Histories(RuleBasedStateMachine):
         version = data.draw(st.integers(0, self.trainer.next_version - 1))
         needed = self.trainer.line[-1 - self.policy.alpha :]
         needed.append(max(v for v in self.trainer.line if self.world.full(v)))
-        gone = version < self.trainer.gc_floor or version in self.trainer.deleted
+        marked = version in self.trainer.deleted
+        gone = version < self.trainer.gc_floor or marked
         pinned = version in self.trainer.pins
-        refused = (mark is Mark.PIN and gone) or (mark is Mark.DELETE and (gone or pinned or version in needed))
+        refused = (mark is Mark.PIN and gone) or (mark is Mark.DELETE and (pinned or version in needed))
         state = self.world.state(version) if mark is Mark.PIN else None
         try:
             self.world.append(self.trainer, Retain, version=version, mark=mark, state=state)
@@ -210,7 +211,7 @@ class Histories(RuleBasedStateMachine):
             return
         assert not refused
         assert (version in self.trainer.pins) == (mark is Mark.PIN)
-        assert (version in self.trainer.deleted) == (mark is Mark.DELETE or (gone and version >= self.trainer.gc_floor))
+        assert (version in self.trainer.deleted) == (mark is Mark.DELETE or marked)
 
     # -- both, so that histories get somewhere -------------------------------------------------------
 

@@ -87,6 +87,9 @@ def test_pins_marks_and_every_nth(run: Run) -> None:
     run.log.append_retain(2, Mark.UNPIN)
     run.collector(newest=3, every=4).collect()
     assert run.states() == [0, 4, 8, 10, 11]
+    run.log.append_retain(4, Mark.DELETE)
+    run.collector(newest=3, every=4).collect()
+    assert run.states() == [0, 8, 10, 11], "an operator's word is above the policy, below the floor, too"
 
 
 def test_a_pin_let_go_has_its_grace_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
