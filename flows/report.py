@@ -14,8 +14,8 @@ from typing import Any
 
 from flows.evaluation import load_all
 from infra.store.buffer import SampleBuffer
-from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
+from infra.store.reader import LogReader
 from infra.tracking.plots import Lane, idle_ratio, reward_curve, timeline, versions_table
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
@@ -124,7 +124,7 @@ def _unit(name: str) -> str:
 
 def records_of(config: RunConfig, store: ObjectStore) -> list[Record]:
     """The whole log of a run. Raises ConfigError when there is none."""
-    records = list(CommitLog(store, config.prefix, writer="report").records(1))
+    records = LogReader(store, config.prefix).history()
     if not records:
         raise ConfigError(f"run {config.prefix.rstrip('/')!r} has no version yet in bucket {store.bucket!r}")
     return records

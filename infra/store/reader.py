@@ -16,6 +16,7 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import ValidationError
 
@@ -29,6 +30,8 @@ from rl.records import Record, Step
 
 POLL_S = (0.05, 1.0)
 """First and longest pause between two looks for the next record."""
+READERS = 16
+"""Records read at once, where the past is asked for."""
 
 
 class LogReader:
@@ -65,6 +68,12 @@ class LogReader:
         while (record := self.read(from_lsn)) is not None:
             yield record
             from_lsn += 1
+
+    def history(self) -> list[Record]:
+        """Every record up to now, many read at once: for people."""
+        newest = self.sync().lsn
+        with ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(self._there, range(1, newest + 1)))
 
     def steps_after(self, version: int) -> list[Step]:
         """The step records of the live line after `version` up to the head, in order: what a trainer that
