@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install demo test test-fast test-full lint types contracts smollm2 ministack rdma clean
+.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack rdma clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -35,6 +35,10 @@ $(STAMP): requirements.lock pyproject.toml $(INITS)
 	$(BIN)/python -m pip install --no-deps -e .
 	$(BIN)/python -m pip check
 	@touch $@
+
+# The system's packages for untrusted code (Debian and Ubuntu; as root). Tests of the sandbox fail on a Linux without.
+sandbox:
+	command -v bwrap >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends bubblewrap python3; }
 
 demo: install
 	$(BIN)/rollmill demo

@@ -17,7 +17,11 @@ from rl.errors import ConfigError
 from rl.plugins import check_options, find
 
 GROUP = "rollmill.environments"
-BUILT_IN = {"calculator": "envs.calculator:Calculator", "frozen_lake": "envs.frozen_lake:FrozenLake"}
+BUILT_IN = {
+    "calculator": "envs.calculator:Calculator",
+    "code_tests": "envs.code_tests:CodeTests",
+    "frozen_lake": "envs.frozen_lake:FrozenLake",
+}
 
 
 def environment_class(spec: str, field: str = "environment") -> type[Environment]:

@@ -64,7 +64,7 @@ def serve(calls, results):
         results.flush()
 
     job = json.loads(calls.readline())
-    space = {"__name__": "solution"}
+    space: dict = {"__name__": "solution"}
     try:
         exec(compile(job["preamble"], "preamble", "exec"), space)
         stub = space.pop(job["entry_point"], None)
