@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 GROUP = "rollmill.rewards"
 BUILT_IN = {
+    "code_tests": "rewards.code:code_tests",
     "exact_match": "rewards.exact:exact_match",
     "format": "rewards.format:format",
     "judge": "rewards.judge:judge",
