@@ -34,7 +34,7 @@ from infra.sandbox.supervision import Broken, Isolation
 WORK = "/work"
 SLACK_S = 3.0
 """How long after the deadline a sandbox ends by itself, should nobody be left to end it."""
-ENVIRONMENT = {"HOME": WORK, "LANG": "C.UTF-8", "PATH": "/usr/bin", "TMPDIR": WORK, "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {"HOME": WORK, "LANG": "C.UTF-8", "PATH": "/usr/bin", "TMPDIR": WORK}
 _NAMESPACES = [f"--unshare-{what}" for what in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 
 

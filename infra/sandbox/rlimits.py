@@ -1,8 +1,9 @@
 """The lesser isolation: the same limits per process in a temporary directory, and nothing else.
 
-The program sees the host's files and network as an unprivileged user does, can leave processes behind that put
-themselves into a group of their own (each is still bounded by its limits), and what its processes hold together is
-not watched. Use it where the full sandbox can not be had and the code is clumsy, not hostile.
+The program sees the host's files and network as an unprivileged user does, may look into other processes of that user
+(a grader's among them), and can leave processes behind that put themselves into a group of their own (each is still
+bounded by its limits). Neither the number of its processes nor what they hold together is bounded. Use it where the
+full sandbox can not be had and the code is clumsy, not hostile.
 
 Invariant: nothing runs as root, here neither.
 """
