@@ -4,7 +4,7 @@ Invariants
 - What it acknowledged outlives its SIGKILL and a power cut. Out of the box SeaweedFS leaves all writes to the page
   cache (measured, 4.48: of 300 acknowledged objects a power cut left none). So here every object's bytes are synced
   before the answer (`fs.configure -fsync`), its name lies in SQLite, which syncs each transaction, and the index of
-  the bytes, which nothing syncs, is rebuilt from them after a restart of the machine. Measured: 1.0 to 1.3 times the
+  the bytes, which nothing syncs, is rebuilt from them after a restart of the machine. Measured: 1.0 to 1.4 times the
   time of a PUT without. It trusts the disk to keep what it reported as synced.
 - It is read and written only through S3 with its credentials: no plain HTTP to its inner parts.
 """
