@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import environments, samples, versions
+from flows import environments, rewards, samples, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -157,6 +157,7 @@ def doctor() -> None:
 app.add_typer(environments.app, name="env")
 app.add_typer(versions.app, name="versions")
 app.add_typer(samples.app, name="samples")
+app.add_typer(rewards.app, name="rewards")
 app.command("gc")(versions.collect)
 
 

@@ -35,8 +35,12 @@ def math(
     Raises VerifierTimeout after `deadline_s` seconds, VerifierCrash.
     """
     right = reference(view, answer_key)
-    given = tagged(view.final, tag) if tag is not None else (boxed(view.final) or last_line(view.final))
-    return {"math": float(right is not None and bool(given) and equivalent(right, given or "", deadline_s))}
+    given = tagged(view.final, tag) if tag is not None else boxed(view.final)
+    if given is None and tag is None:
+        given = last_line(view.final)
+    if right is None or not given:
+        return {"math": 0.0}
+    return {"math": float(equivalent(right, given, deadline_s))}
 
 
 def equivalent(right: str, given: str, deadline_s: float) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewards.protocol import Ask, Reward, TrajectoryView
 from rl.errors import ConfigError, RewardFailure
-from rl.plugins import check_options, find
+from rl.plugins import check_options, find, known
 
 if TYPE_CHECKING:
     from rl.config.rewards import RewardTerm
@@ -45,6 +45,11 @@ def reward_function(spec: str, field: str = "reward") -> Reward:
     if not callable(found):
         raise ConfigError(f"{field}: {spec!r} is not callable")
     return found
+
+
+def names() -> list[str]:
+    """The rewards that are installed, by name."""
+    return known(GROUP, BUILT_IN)
 
 
 def wants_judge(function: Reward) -> bool:

@@ -32,6 +32,11 @@ def find(spec: str, group: str, built_in: Mapping[str, str], field: str) -> Any:
         raise ConfigError(f"{field}: can not load {path!r}: {error}") from error
 
 
+def known(group: str, built_in: Mapping[str, str]) -> list[str]:
+    """The names that `find` knows, in order."""
+    return sorted({*built_in, *_installed(group)})
+
+
 @cache
 def _installed(group: str) -> dict[str, str]:
     """The entry points of a group. Kept, for reading them costs tens of milliseconds."""

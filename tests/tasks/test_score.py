@@ -13,7 +13,7 @@ from distributed import Client, Scheduler, SpecCluster, Worker
 from rewards.protocol import TrajectoryView
 from rl.config.load import validate
 from rl.errors import RewardFailure
-from rl.trajectory import Problem, Status, Trajectory, Uid
+from rl.trajectory import Message, Problem, Status, Trajectory, Uid
 from tasks import runtime
 from tasks.score import score
 
@@ -96,3 +96,23 @@ def test_the_slot_is_free_after_a_reward_that_hangs() -> None:
         assert after.result(timeout=30).rewards == {"turns": 3.0}
         assert isinstance(stuck.exception(timeout=30), RewardFailure)
         assert THREADS[0].is_alive()
+
+
+@pytest.mark.slow
+async def test_a_reward_with_the_mark_runs_as_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {
+        "name": "t",
+        "model": {"source": {"type": "pretrained", "path": "unused"}},
+        "domains": [{"name": "maths", "environment": "calculator", "reward": [{"name": "math"}, {"name": "outcome"}]}],
+        "serverless": {"type": "local", "concurrency": 1},
+        "deadlines": {"score": 120},
+    }
+    made = runtime.Runtime(validate(tree, "test"), "http://127.0.0.1:9", tmp_path)
+    monkeypatch.setitem(runtime._RUNTIMES, "functions", made)
+    ours = trajectory("maths")
+    ours.messages, ours.info = [Message("assistant", r"\boxed{1/2}")], {"answer": "0.5"}
+    try:
+        assert (await score("functions", ours)).rewards == {"math": 1.0, "outcome": 0.0}
+        assert "REPORT" in (tmp_path / "functions" / "logs" / "math.log").read_text()
+    finally:
+        made.rewards.close()
