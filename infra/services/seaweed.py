@@ -37,6 +37,8 @@ INNER_PORTS = (
 SENTINEL = "_rollmill/ready"
 INDEX_DEADLINE_S = 600.0
 """For rebuilding the index: reads the header of every object once."""
+VOLUME_HEAD_BYTES = 8
+"""Before the first object of a volume, the file that holds many objects' bytes."""
 _NAMES_IN_SQLITE = {
     "WEED_LEVELDB2_ENABLED": "false",
     "WEED_SQLITE_ENABLED": "true",
@@ -157,6 +159,10 @@ def _outlive_the_machine(home: Path) -> None:
     """Rebuild the index of the objects' bytes if the machine was started since the server last was."""
     mark, boot = home / "boot", _boot()
     if mark.exists() and mark.read_text() != boot:
+        for volume in home.glob("*.dat"):
+            if volume.stat().st_size < VOLUME_HEAD_BYTES:  # begun, and nothing in it was ever acknowledged
+                for part in home.glob(f"{volume.stem}.*"):
+                    part.unlink()
         try:
             answer = subprocess.run(
                 [str(weed_binary()), "fix", str(home)],

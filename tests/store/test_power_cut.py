@@ -63,6 +63,7 @@ def test_a_power_cut_loses_nothing_acknowledged(disk: Disk) -> None:
         supervisor.down(home)
         disk.cut_power()
         (home / "s3" / "boot").write_text("the life before")
+        (home / "s3" / "rollmill_99.dat").touch()  # a volume begun at that very moment
         s3 = supervisor.up(home, supervisor.AUTO, ["s3"]).need_s3()
         client = s3.client()
         for key, body in acknowledged.items():
