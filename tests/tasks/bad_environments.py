@@ -117,8 +117,9 @@ class Constructed(Good):
     made: ClassVar[list["Constructed"]] = []
     most: ClassVar[int] = 0
 
-    def __init__(self, label: str = ""):
+    def __init__(self, label: str = "", fails_every: int = 0):
         super().__init__()
+        self.fails_every = fails_every
         Constructed.made.append(self)
 
     @classmethod
@@ -130,6 +131,9 @@ class Constructed(Good):
     async def reset(self, problem: Problem) -> list[Message]:
         Constructed.alive.add(self)
         Constructed.most = max(Constructed.most, len(Constructed.alive))
+        await asyncio.sleep(0)
+        if self.fails_every and len(Constructed.made) % self.fails_every == 0:
+            raise OSError("no room for another container")
         return await super().reset(problem)
 
     async def close(self) -> None:
