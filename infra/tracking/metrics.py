@@ -51,7 +51,8 @@ METRICS = (
     Metric("time/wait", "wait_s", "s", "the trainer waited for a batch"),
     Metric("time/weight_sync", "swap_s", "s", "suspend, update and resume of the engines"),
     Metric("time/train", "train_s", "s", "forward, backward and optimizer"),
-    Metric("time/push", "push_s", "s", "upload of the version's state"),
+    Metric("time/stall", "stall_s", "s", "training held up by publishing the version, which goes on beside it"),
+    Metric("time/push", "push_s", "s", "saving and upload of the version's state"),
     Metric("time/idle", "idle", "share", "of the step, in which the trainer waited for a batch"),
     Metric("time/tokens_per_s", "tokens_per_s", "tokens/s", "trained, over the whole step"),
 )

@@ -115,26 +115,31 @@ class Batches:
         seen, self._seen = self._seen, Seen()
         return seen
 
-    def next(self) -> Batch:
+    def next(self, on_its_way: Callable[[], Ledger | None] = lambda: None) -> Batch:
         """The batch of the step on the head. Raises BatchTimeout, NoSignal, Fenced, StalenessViolation, or a
-        StoreError."""
+        StoreError.
+
+        While `on_its_way` gives a ledger, in which a version stands that is not committed yet, that is the head, and
+        the log is neither read nor written: what is to be dropped without a batch is dropped afterwards."""
         seen: set[Uid] = set()
         last, (wait, longest) = self._clock(), PAUSE_S
         while True:
-            ledger = self._log.sync()
+            projected = on_its_way()
+            ledger = self._log.sync() if projected is None else projected
             candidates = self._buffer.refresh(ledger, self._staleness)
             if new := {c.uid for c in candidates} - seen:
                 seen |= new
                 last, wait = self._clock(), PAUSE_S[0]
             selection = select(ledger, candidates, self._staleness, self._drops, self._quotas(ledger))
-            self._look_at_flat(selection)
-            selection.dropped += self._give_up_waiting(ledger, selection)
-            if selection.batch:
-                self._count_evicted(selection.dropped, candidates)
-                return self._take(ledger, selection.batch, selection.dropped)
-            if selection.dropped:
-                self._settle(selection.dropped, candidates)
-                continue
+            if projected is None or selection.batch:
+                self._look_at_flat(selection)
+                selection.dropped += self._give_up_waiting(ledger, selection)
+                if selection.batch:
+                    self._count_evicted(selection.dropped, candidates)
+                    return self._take(ledger, selection.batch, selection.dropped)
+                if selection.dropped:
+                    self._settle(selection.dropped, candidates)
+                    continue
             if self._clock() - last > self._limits.deadline_s:
                 raise BatchTimeout(self._describe(ledger, candidates))
             self._pause(wait)

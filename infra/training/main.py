@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,18 +34,22 @@ from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
+from infra.store.weights import WeightStore
 from infra.tracking.run import Tracker
 from infra.training import grpo, ranks, setup, state
 from infra.training.launch import launch
-from infra.training.loop import Checkpoints, Feed, Leader, Stopped, exit_code
+from infra.training.loop import Feed, Leader, Stopped, exit_code
+from infra.training.publish import Checkpoints, Publisher
+from infra.training.snapshot import Snapshots
 from infra.training.swap import Engines
 from rl.config.load import loads
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
+from rl.protocol import StepProtocol
 from rl.records import Step
 
 SLACK_S = 600.0
-"""What a follower waits beyond the deadlines of rank 0: pushing a version and training the slowest window."""
+"""What a follower waits beyond the deadlines of rank 0: training the slowest window."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def train(config: RunConfig, proxy_url: str, directory: Path) -> None:
     """Join the run and train it to its last version, with files below `directory`. Raises a RollmillError, or
     Stopped on a follower."""
     waits = config.deadlines
-    timeout_s = waits.batch + 2 * waits.control + waits.start + SLACK_S
+    timeout_s = waits.batch + 2 * waits.control + waits.start + 2 * waits.publish + SLACK_S
     _join(config, timeout_s)
     setup.prepare_process(config.training.threads)
     with ExitStack() as stack:
@@ -172,7 +176,8 @@ def _run(
     if restored is not None:
         state.load_weights(trainer.model, restored / "model")
     if lead is not None:
-        checkpoints = Checkpoints(config, lead.commits, base, work_dir)
+        weights = stack.enter_context(closing(WeightStore.open(config.weights, lead.commits.store, lend=True)))
+        checkpoints = Checkpoints(config, weights, base, work_dir)
         if restored is None:
             initialise(config, lead.commits, checkpoints, trainer)
         if plan.steps == 0:
@@ -183,7 +188,10 @@ def _run(
         tracker = Tracker.start(config, "trainer")
         stack.callback(tracker.close, config.deadlines.control)
         engines = Engines(control, config.deadlines.control, config.deadlines.start)
-        feed.leader = Leader(config, lead.commits, lead.buffer, engines, checkpoints, tracker, lead.replay)
+        protocol = StepProtocol(config.staleness.alpha)
+        publisher = Publisher(config, lead.commits, checkpoints, engines, tracker, protocol)
+        stack.enter_context(closing(publisher))
+        feed.leader = Leader(config, lead.commits, lead.buffer, publisher, lead.replay)
     elif plan.steps == 0:
         return
     trainer.train()
@@ -203,9 +211,9 @@ def initialise(
     config: RunConfig, commits: CommitLog, checkpoints: Checkpoints, trainer: grpo.Trainer
 ) -> None:
     """Commit version 0: the base, or a zero adapter on it (TRL seeds PEFT's initialisation with the run's seed)."""
-    ref = checkpoints.push(0, trainer, full=True)
-    weights = state.weights_sha256(trainer.model)
-    commits.append_step(state=ref, weights_sha256=weights, alpha=config.staleness.alpha)
+    snapshot = Snapshots().take(0, trainer.model)
+    ref = checkpoints.push(snapshot, trainer.model, commits.state_prefix())
+    commits.append_step(state=ref, weights_sha256=snapshot.sha256, alpha=config.staleness.alpha)
     logging.getLogger(__name__).info("version 0 committed")
 
 

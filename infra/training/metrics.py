@@ -10,7 +10,9 @@
     turns, truncated, retries                    per trajectory: turns, share truncated, failed tries before it
     trajectories                                 looked at
     groups, tokens, tokens_per_s                 trained
-    {phase}_s, span_{phase}_start, span_{phase}_end   wait, swap, train, push (seconds; epoch seconds)
+    {phase}_s, span_{phase}_start, span_{phase}_end   wait, swap, train, push (seconds; epoch seconds); under alpha >= 1
+                                                 swap and push go on beside the others, and there is `stall`: what
+                                                 publishing held up, to copy the weights and for the version before
     idle                                         share of the step that the trainer waited for a batch
     loss, grad_norm, learning_rate, kl, entropy, clip_fraction, ess, mismatch_kl, ...   see `correction.summary`
 
@@ -30,14 +32,14 @@ from infra.training.batches import Batch, Seen
 from rl.records import Drop
 from rl.trajectory import Status, mean_reward_parts
 
-PHASES = ("wait", "swap", "train", "push")
-
 
 class Clock:
-    """Wall-clock spans of the phases of one step."""
+    """Wall-clock spans of the phases of one step, which begins now."""
 
     def __init__(self) -> None:
         self._spans: dict[str, tuple[float, float]] = {}
+        self._begin = time.time()
+        self._end: float | None = None
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
@@ -53,12 +55,20 @@ class Clock:
     def stop(self, phase: str) -> None:
         self._spans[phase] = (self._spans[phase][0], time.time())
 
+    def close(self) -> None:
+        """The step ends now, for the trainer; what was begun beside it may go on."""
+        self._end = time.time()
+
+    @property
+    def whole(self) -> float:
+        """Seconds of the step, up to now unless it was closed."""
+        return (self._end or time.time()) - self._begin
+
     def figures(self) -> dict[str, float]:
         found: dict[str, float] = {}
-        for phase, (start, end) in self._spans.items():
+        for phase, (start, end) in sorted(self._spans.items()):
             found |= {f"{phase}_s": end - start, f"span_{phase}_start": start, f"span_{phase}_end": end}
-        whole = sum(found.get(f"{phase}_s", 0.0) for phase in PHASES)
-        return found | {"idle": found.get("wait_s", 0.0) / whole if whole else 0.0}
+        return found | {"idle": found.get("wait_s", 0.0) / self.whole}
 
 
 def of_batch(batch: Batch, dropped: Sequence[Drop], seen: Seen) -> dict[str, float]:

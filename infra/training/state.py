@@ -1,23 +1,22 @@
 """The state of a version as a directory, without pickle.
 
-    model/                     Hugging Face model directory with the tokenizer's files, or PEFT adapter directory
+    model/                     Hugging Face model directory with the tokenizer's files, or PEFT adapter directory; a
+                               model's safetensors are cut into files of the size that the configuration gives
     trainer/state.json         version, scheduler, learning rates
     trainer/optimizer.safetensors   AdamW moments, keyed by parameter name
 
 Invariants
-- `load_weights` and `load_optimizer` after `save` give the same bits, and so does every step from there on: the
+- `load_weights` and `load_trainer` after `save` give the same bits, and so does every step from there on: the
   generators are seeded anew for each step (`infra.training.setup.seed_step`).
-- The hash of a version is over the trained weights only, in the order of their names.
+- What is saved is the snapshot, also while the model is trained further.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -26,6 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from infra.training.snapshot import Snapshot, trained
 from rl.errors import RollmillError
 
 FORMAT = 1
@@ -37,31 +37,27 @@ class StateMismatch(RollmillError):
     """A stored state does not fit the model that it is loaded into."""
 
 
-def trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """The trained parameters, by name, in the order of their names."""
-    return sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
+def save(snapshot: Snapshot, model: torch.nn.Module, base: Path, directory: Path, bucket_mb: int) -> None:
+    """Write `model/` and, of a full snapshot, `trainer/`. `model` gives names and configuration; `base` the
+    tokenizer's files, which are copied, not written anew: tokens stay exact."""
+    _save_model(snapshot, model, base, directory / "model", bucket_mb)
+    if snapshot.full:
+        _save_trainer(snapshot, directory / "trainer")
 
 
-def weights_sha256(model: torch.nn.Module) -> str:
-    """Hash over names and bytes of the trained weights."""
-    digest = hashlib.sha256()
-    for name, parameter in trained(model):
-        digest.update(name.encode() + b"\0")
-        digest.update(parameter.detach().contiguous().cpu().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def save_model(model: torch.nn.Module, base: Path, directory: Path) -> None:
-    """Write `model/`. The tokenizer's files are copied from `base`, not written anew: tokens stay exact."""
+def _save_model(snapshot: Snapshot, model: torch.nn.Module, base: Path, directory: Path, bucket_mb: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
+    copies = {id(parameter): snapshot.weights[name] for name, parameter in trained(model)}
+    live = model.state_dict(keep_vars=True)  # tied names share one parameter, and so one copy
+    weights = {name: copies.get(id(tensor), tensor.detach()) for name, tensor in live.items()}
     if isinstance(model, PeftModel):
         # the base lies in the run's own prefix; a path of this machine would mean nothing elsewhere
         model.peft_config["default"].base_model_name_or_path = None
-        model.save_pretrained(directory, selected_adapters=["default"])
+        model.save_pretrained(directory, selected_adapters=["default"], state_dict=weights)
         (directory / "README.md").unlink(missing_ok=True)
         return
     assert isinstance(model, PreTrainedModel)
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, state_dict=weights, max_shard_size=bucket_mb << 20)
     for file in _companions(base):
         shutil.copyfile(file, directory / file.name)
 
@@ -90,24 +86,11 @@ def load_weights(model: torch.nn.Module, directory: Path) -> None:
         raise StateMismatch(f"weights in {directory} do not fit the model: {error}") from error
 
 
-def save_trainer(
-    directory: Path,
-    version: int,
-    model: torch.nn.Module,
-    optimizer: Optimizer | None,
-    scheduler: LRScheduler | None,
-) -> None:
-    """Write `trainer/`. Both None: nothing was optimized yet."""
+def _save_trainer(snapshot: Snapshot, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    moments: dict[str, torch.Tensor] = {}
-    state: dict[str, Any] = {"format": FORMAT, "version": version, "scheduler": None}
-    if optimizer is not None and scheduler is not None:
-        for name, parameter in trained(model):
-            for key, value in optimizer.state[parameter].items():
-                moments[f"{name}|{key}"] = torch.as_tensor(value).detach().contiguous().cpu()
-        full = scheduler.state_dict()
-        state["scheduler"] = {k: full[k] for k in ("base_lrs", "last_epoch", "_step_count", "_last_lr")}
-    save_file(moments, directory / "optimizer.safetensors")
+    assert snapshot.moments is not None
+    save_file(snapshot.moments, directory / "optimizer.safetensors")
+    state = {"format": FORMAT, "version": snapshot.version, "scheduler": snapshot.scheduler}
     (directory / "state.json").write_text(json.dumps(state, sort_keys=True))
 
 

@@ -53,11 +53,11 @@ class Engines:
         """`start_s`: how much longer than `deadline_s` a swap waits in which the proxy was not there."""
         self._control, self._deadline_s, self._clock, self._pause = control, deadline_s, clock, pause
         self._start_s = start_s
+        self._stopped = False
 
     def swap(self, protocol: StepProtocol, version: int, oldest_viable: int) -> None:
         """Take `protocol` from before SUSPEND through RECOMPUTE. Raises SwapTimeout, Fenced, or the proxy's
         named error."""
-        before = protocol.phase
         begin, patience, waits = self._clock(), self._deadline_s, "deadlines.control"
         while True:
             try:
@@ -70,8 +70,8 @@ class Engines:
                     raise SwapTimeout(
                         f"the proxy did not take version {version} within {patience:.0f} s ({waits}): {error}"
                     ) from error
-                if before is Phase.GET_BATCH:  # the batch in hand is still good: only the swap starts over
-                    protocol.enter(Phase.GET_BATCH)
+                if self._stopped:
+                    raise
                 self._pause(PAUSE_S)
 
     def _once(self, protocol: StepProtocol, version: int, oldest_viable: int) -> None:
@@ -88,6 +88,10 @@ class Engines:
             raise
         protocol.enter(Phase.RESUME)
         protocol.enter(Phase.RECOMPUTE)
+
+    def stop(self) -> None:
+        """Try nothing again from now on: the trainer ends. From any thread."""
+        self._stopped = True
 
     def prefetch(self, version: int) -> None:
         """Let the engines read a version while they go on. Only a hint: that it fails shows in the next swap."""

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from infra.training import grpo, setup, state, window
+from infra.training.snapshot import trained, weights_sha256
 from rl.advantages.registry import advantage_function
 from rl.config.run import RunConfig
 from rl.trajectory import NO_VERSION, Group, Message, Problem, Status, Trajectory, Uid
@@ -130,6 +131,11 @@ def make_group(
     return Group.of(members)
 
 
+def hash_of(model: torch.nn.Module) -> str:
+    """Of the trained weights."""
+    return weights_sha256(trained(model))
+
+
 class ListSource:
     """Windows from a list of batches; keeps the figures, the gradients and the hashes of every step."""
 
@@ -149,7 +155,7 @@ class ListSource:
         self.version += 1
         self.figures.append(figures)
         assert self.trainer is not None
-        self.hashes.append(state.weights_sha256(self.trainer.accelerator.unwrap_model(self.trainer.model)))
+        self.hashes.append(hash_of(self.trainer.accelerator.unwrap_model(self.trainer.model)))
 
 
 def make_trainer(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from infra.training import setup, state
+from infra.training.snapshot import Snapshots
 from rl.trajectory import Group
 from tests.training.small import gradients, make_config, make_group, make_trainer
 
@@ -145,8 +146,8 @@ def test_reference_is_the_initial_policy_after_a_restore(
         trainer.train()
         assert source.figures[0]["kl"] == pytest.approx(0, abs=1e-9) and source.figures[1]["kl"] > 1e-4
         saved = tmp_path / str(lora is None)
-        state.save_model(trainer.model, base, saved / "model")
-        state.save_trainer(saved / "trainer", 2, trainer.model, trainer.optimizer, trainer.lr_scheduler)
+        snapshot = Snapshots().take(2, trainer.model, trainer.optimizer, trainer.lr_scheduler)
+        state.save(snapshot, trainer.model, base, saved, 512)
         again, more = make_trainer(config, base, tmp_path / "b", [groups], version=2, saved=saved)
         again.train()
         assert more.figures[0]["kl"] > source.figures[1]["kl"] / 2

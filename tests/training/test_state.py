@@ -12,10 +12,12 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from infra.engines.weights import read_tensors
 from infra.training import grpo, setup, state
+from infra.training.snapshot import Snapshots
 from rl.config.run import RunConfig
 from rl.trajectory import Group
-from tests.training.small import ListSource, make_config, make_group, make_trainer
+from tests.training.small import ListSource, hash_of, make_base, make_config, make_group, make_trainer
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.1}
 
@@ -31,9 +33,9 @@ def batches(n: int) -> list[list[Group]]:
     return [[make_group(10 * step + i, 4) for i in range(2)] for step in range(n)]
 
 
-def save(trainer: grpo.Trainer, base: Path, directory: Path, version: int) -> Path:
-    state.save_model(trainer.model, base, directory / "model")
-    state.save_trainer(directory / "trainer", version, trainer.model, trainer.optimizer, trainer.lr_scheduler)
+def save(trainer: grpo.Trainer, base: Path, directory: Path, version: int, bucket_mb: int = 512) -> Path:
+    snapshot = Snapshots().take(version, trainer.model, trainer.optimizer, trainer.lr_scheduler)
+    state.save(snapshot, trainer.model, base, directory, bucket_mb)
     return directory
 
 
@@ -53,9 +55,8 @@ def test_resume_is_bit_exact(base: Path, tmp_path: Path, lora: bool, k: int) -> 
         first.train()
         saved = save(first, base, tmp_path / "saved", k)
     else:
-        state.save_model(first.model, base, tmp_path / "saved" / "model")
-        state.save_trainer(tmp_path / "saved" / "trainer", 0, first.model, None, None)
         saved = tmp_path / "saved"
+        state.save(Snapshots().take(0, first.model), first.model, base, saved, 512)
     second, rest = make_trainer(config(lora), base, tmp_path / "w", batches(4)[k:], version=k, saved=saved)
     second.train()
     assert source.hashes + rest.hashes == want
@@ -97,7 +98,7 @@ def test_saved_model_is_a_hugging_face_directory(base: Path, tmp_path: Path) -> 
     trainer.train()
     saved = save(trainer, base, tmp_path / "s", 1)
     model = AutoModelForCausalLM.from_pretrained(saved / "model")
-    assert state.weights_sha256(model) == state.weights_sha256(trainer.model)
+    assert hash_of(model) == hash_of(trainer.model)
     assert AutoTokenizer.from_pretrained(saved / "model")("w3 w4").input_ids == [5, 6]
     assert (saved / "model" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     assert (saved / "model" / "chat_template.jinja").is_file()
@@ -129,3 +130,45 @@ def test_a_state_of_another_model_is_refused(base: Path, tmp_path: Path) -> None
     full, _ = make_trainer(config(False), base, tmp_path / "w", batches(1))
     with pytest.raises(state.StateMismatch):
         state.load_weights(full.model, saved / "model")
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_snapshot_is_what_was_then(base: Path, tmp_path: Path, lora: bool) -> None:
+    """Taken before a step and saved after it: what resumes from it is what was before."""
+    want = straight(base, tmp_path / "w", lora, 3).hashes
+    snapshots, taken = Snapshots(), []
+    trainer, source = make_trainer(config(lora), base, tmp_path / "w", batches(3)[:2])
+    finish = source.finish_step
+
+    def keep(figures: dict[str, float]) -> None:
+        finish(figures)
+        if not taken:
+            taken.append(snapshots.take(1, trainer.model, trainer.optimizer.optimizer, trainer.lr_scheduler))
+
+    source.finish_step = keep  # type: ignore[method-assign]
+    trainer.train()
+    assert taken[0].sha256 == want[0] != hash_of(trainer.model)
+    state.save(taken[0], trainer.model, base, tmp_path / "saved", 512)
+    _, rest = resumed = make_trainer(config(lora), base, tmp_path / "w", batches(3)[1:], 1, tmp_path / "saved")
+    resumed[0].train()
+    assert rest.hashes == want[1:]
+    memory = [tensor.data_ptr() for tensor in taken[0].weights.values()]
+    again = snapshots.take(2, trainer.model)
+    assert [tensor.data_ptr() for tensor in again.weights.values()] == memory, "no second copy in host memory"
+    assert again.sha256 == want[1]
+
+
+def test_a_model_is_cut_into_files_of_the_size_asked_for(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", hidden=256, layers=3)
+    trainer, _ = make_trainer(config(False), base, tmp_path / "w", [])
+    saved = save(trainer, base, tmp_path / "s", 0, bucket_mb=1) / "model"
+    buckets = sorted(saved.glob("*.safetensors"))
+    assert len(buckets) >= 3
+    biggest = max(p.numel() * p.element_size() for p in trainer.model.parameters())
+    assert all(file.stat().st_size <= max(biggest, 1 << 20) + 10_000 for file in buckets)
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert hash_of(model) == hash_of(trainer.model)
+    served = read_tensors(saved)
+    assert served.keys() >= {name for name, _ in model.named_parameters()}
+    again, _ = make_trainer(config(False), base, tmp_path / "w", [], saved=saved.parent)
+    assert hash_of(again.model) == hash_of(trainer.model)

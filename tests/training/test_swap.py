@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from infra.proxy.client import ControlRefused, ProxyUnavailable
 from infra.training.swap import PAUSE_S, Engines, SwapTimeout
-from rl.errors import DeadlineExceeded, Fenced
+from rl.errors import DeadlineExceeded, Fenced, ProtocolViolation
 from rl.protocol import Phase, StepProtocol
 
 
@@ -56,12 +57,20 @@ def at_get_batch() -> StepProtocol:
     return protocol
 
 
+def updated(protocol: StepProtocol) -> bool:
+    """Whether the swap went through all its phases: only then another one is out of turn everywhere."""
+    trial = copy.deepcopy(protocol)
+    with pytest.raises(ProtocolViolation):
+        trial.enter(Phase.SUSPEND)
+    return not protocol.suspended
+
+
 @pytest.mark.parametrize("start", [at_get_batch, lambda: StepProtocol(0)])
 def test_swap_goes_through_the_phases(start: Callable[[], StepProtocol]) -> None:
     protocol, control = start(), Control()
     engines(control).swap(protocol, 3, 2)
     assert control.calls == ["suspend", "update", "resume"]
-    assert protocol.phase is Phase.RECOMPUTE
+    assert updated(protocol)
 
 
 @pytest.mark.parametrize("call", ["suspend", "update", "resume"])
@@ -70,7 +79,7 @@ def test_an_absent_proxy_is_tried_again_from_suspend_on(call: str, start: Callab
     protocol, control = start(), Control(**{call: [ProxyUnavailable("gone"), ProxyUnavailable("gone")]})
     engines(control).swap(protocol, 3, 2)
     assert control.calls[-3:] == ["suspend", "update", "resume"]
-    assert protocol.phase is Phase.RECOMPUTE and not control.suspended
+    assert updated(protocol) and not control.suspended
 
 
 @pytest.mark.parametrize(
@@ -105,6 +114,15 @@ def test_a_failed_update_still_resumes(error: BaseException) -> None:
     with pytest.raises(type(error)):
         engines(control).swap(at_get_batch(), 3, 2)
     assert control.calls == ["suspend", "update", "resume"] and not control.suspended
+
+
+def test_an_ending_trainer_tries_nothing_again() -> None:
+    control = Control(suspend=[ProxyUnavailable("gone")] * 2)
+    ours = engines(control)
+    ours.stop()
+    with pytest.raises(ProxyUnavailable):
+        ours.swap(at_get_batch(), 3, 2)
+    assert control.calls == ["suspend", "resume"]
 
 
 def test_prefetch_is_a_hint_but_a_fence_is_not() -> None:
