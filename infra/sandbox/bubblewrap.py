@@ -2,7 +2,7 @@
 
 What the program finds: user, process, network, IPC, host-name and cgroup namespaces of its own; no capability and no
 way to get one; a read-only root that holds an interpreter, the shared libraries, a minimal /dev and nothing else (no
-/proc, no /etc); one writable directory in memory, which is also /tmp and its home.
+/proc, no /etc); one writable directory in memory, which is /tmp and its home.
 
 It dies with process 1 of its namespace, and that dies with `bwrap`, which dies with the thread that started it. A
 driver killed while `bwrap` sets this up may escape that; therefore process 1 is timeout(1), which no process in the
@@ -31,7 +31,7 @@ from infra.sandbox.host import close_streams, find_interpreter, program, unprivi
 from infra.sandbox.limits import MB, Limits
 from infra.sandbox.supervision import Broken, Isolation
 
-WORK = "/work"
+WORK = "/tmp"
 SLACK_S = 3.0
 """How long after the deadline a sandbox ends by itself, should nobody be left to end it."""
 ENVIRONMENT = {"HOME": WORK, "LANG": "C.UTF-8", "PATH": "/usr/bin", "TMPDIR": WORK}
@@ -59,24 +59,15 @@ class Bubblewrap:
         fds = {f"{WORK}/{name}": _in_memory(content) for name, content in files.items()}
         status, filtered = _in_memory(b""), _in_memory(self._filter)
         command = [*self._as_user, self._bwrap, *_NAMESPACES, "--disable-userns", "--die-with-parent", "--new-session"]
+        command += ["--perms", "0700", "--size", str(limits.disk_mb * MB), "--tmpfs", WORK, "--chdir", WORK]
         for path in (*self.interpreter.paths, self._prlimit, self._timeout):
             command += ["--ro-bind", path, path]
         for path in self.interpreter.hidden:
             command += ["--tmpfs", path, "--remount-ro", path]
-        command += ["--dev", "/dev", "--remount-ro", "/dev", "--symlink", WORK, "/tmp"]
-        command += ["--perms", "0700", "--size", str(limits.disk_mb * MB), "--tmpfs", WORK, "--chdir", WORK]
         for path, fd in fds.items():
             command += ["--file", str(fd), path]
-        command += [
-            "--remount-ro",
-            "/",
-            "--seccomp",
-            str(filtered),
-            "--json-status-fd",
-            str(status),
-            "--as-pid-1",
-            "--",
-        ]
+        command += ["--dev", "/dev", "--remount-ro", "/dev", "--remount-ro", "/"]
+        command += ["--seccomp", str(filtered), "--json-status-fd", str(status), "--as-pid-1", "--"]
         command += [self._timeout, "--foreground", "--signal=KILL", f"{limits.seconds + SLACK_S:f}"]
         command += [self._prlimit, *limits.prlimit(), *argv]
         try:

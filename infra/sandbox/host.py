@@ -22,7 +22,8 @@ SYSTEM = "/usr/bin/python3"
 _ASK = """
 import json, os, sys, sysconfig
 open(sys.executable).close()  # it may have been started with more rights than it has now
-asked = sysconfig.get_path("stdlib"), sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("MULTIARCH") or ""
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if "/libpython" in line}  # if it is a shared library
+asked = sysconfig.get_path("stdlib"), sorted(mapped), sysconfig.get_config_var("MULTIARCH") or ""
 print(json.dumps([os.path.realpath(sys.executable), *asked]))
 """
 
@@ -87,8 +88,7 @@ def find_interpreter(as_user: tuple[str, ...]) -> Interpreter:
     )
 
 
-def _paths(executable: str, library: str, shared: str, multiarch: str) -> tuple[str, ...]:
+def _paths(executable: str, library: str, shared: list[str], multiarch: str) -> tuple[str, ...]:
     system = [f"/{at}/{multiarch}" for at in ("usr/lib", "lib") if multiarch] + ["/usr/lib64", "/lib64"]
-    own = [str(path) for path in Path(shared).glob("libpython*.so*")]  # of an interpreter built as a shared library
-    wanted = [path for path in (executable, library, *own, *system) if os.path.exists(path)]
+    wanted = [path for path in (executable, library, *shared, *system) if os.path.exists(path)]
     return tuple(p for p in dict.fromkeys(wanted) if not any(p.startswith(f"{other}/") for other in wanted))

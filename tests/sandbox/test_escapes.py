@@ -62,7 +62,7 @@ def test_an_honest_program_works(attempt: Callable[..., Result]) -> None:
         b"hello",
     )
     assert (result.exit_code, result.stderr, result.broken) == (3, b"oops\n", None)
-    assert result.stdout == b"\"hello\"\n/work b'7\\n'\n"
+    assert result.stdout == b"\"hello\"\n/tmp/ b'7\\n'\n"
 
 
 # --- hoarding -----------------------------------------------------------------------------------------------
@@ -280,12 +280,12 @@ def test_reading_the_hosts_files(attempt: Callable[..., Result], tmp_path: Path)
     result = attempt(
         "import os, glob\n"
         f"print([p for p in {[*names, str(secret), str(ROOT)]} if os.path.lexists(p)])\n"
-        "print(sorted(os.listdir('/')), os.listdir('/work'), glob.glob('/usr/lib/python3*/*-packages/*'))"
+        "print(sorted(os.listdir('/')), os.listdir('/tmp'), glob.glob('/usr/lib/python3*/*-packages/*'))"
     )
     there, root = result.stdout.decode().splitlines()
     assert there == "[]"
     assert root.endswith(" ['main.py'] []")
-    assert set(eval(root.split("]")[0] + "]")) <= {"dev", "lib", "lib64", "tmp", "usr", "work"}
+    assert set(eval(root.split("]")[0] + "]")) <= {"dev", "lib", "lib64", "tmp", "usr"}
 
 
 def test_symlinks_and_dots_lead_nowhere(attempt: Callable[..., Result]) -> None:
@@ -367,12 +367,12 @@ def test_becoming_root(attempt: Callable[..., Result]) -> None:
     result = attempt(
         "import ctypes, os\n"
         "print(os.getuid() == 0, os.geteuid() == 0, os.getgroups())\n"
-        "for call in (os.setuid, 0), (os.setgid, 0), (os.setgroups, [0]), (os.chroot, '/work'):\n"
+        "for call in (os.setuid, 0), (os.setgid, 0), (os.setgroups, [0]), (os.chroot, '/tmp'):\n"
         "    try: call[0](call[1]); print('done')\n"
         "    except OSError: pass\n"
         "libc = ctypes.CDLL(None)\n"
         "flags = [0x10000000, 0x00020000, 0x20000000, 0x40000000]\n"  # user, mount, pid, net
-        "print([libc.unshare(f) for f in flags], libc.mount(b'proc', b'/work', b'proc', 0, None))\n"
+        "print([libc.unshare(f) for f in flags], libc.mount(b'proc', b'/tmp', b'proc', 0, None))\n"
         "stack = ctypes.create_string_buffer(1 << 16)\n"
         "main = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)\n"
         "top = ctypes.c_void_p(ctypes.addressof(stack) + (1 << 16))\n"
