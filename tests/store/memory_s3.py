@@ -1,8 +1,8 @@
 """S3 in memory, to the boto3 client's calls that `ObjectStore` makes, and a wire to it that is cut at any operation.
 
-`MemoryS3` is one linearisable server. `Wire` is one process's client of it: it counts operations and, at the one it is
-told, dies before or after it (`Crash`), loses the answer, fails it as a server would, stays dead for longer than any
-deadline, or lets another process act first.
+`MemoryS3` is one linearisable server. `Wire` is one process's client of it: at the operation that it is told, it dies
+before or after it (`Crash`), loses the answer, is refused as by a busy server, stays away for longer than any deadline,
+or lets another process act first.
 """
 
 from __future__ import annotations
@@ -124,24 +124,31 @@ class Fate(StrEnum):
     MEANWHILE = "meanwhile"
 
 
+def nothing() -> None:
+    """Nobody acts."""
+
+
 class Wire:
     """A process's client, with its clock: pauses take no time but move it on."""
 
     def __init__(self, server: MemoryS3) -> None:
         self.server, self.meta = server, server.meta
-        self.operations = 0
         self.now = 0.0
-        self._fate: tuple[int, Fate, Callable[[], None]] | None = None
+        self._countdown = -1
+        self._creates_only = False
+        self._fate, self._meanwhile = Fate.FAIL, nothing
         self._gone: Callable[[], BaseException] | None = None
         self._lock = threading.RLock()
 
-    def at(self, operation: int, fate: Fate, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Let this befall the `operation`-th operation from now, counted from 0."""
-        self._fate = (self.operations + operation, fate, meanwhile)
+    def at(
+        self, operation: int, fate: Fate, meanwhile: Callable[[], None] = nothing, creates_only: bool = False
+    ) -> None:
+        """Let this befall the `operation`-th operation from now, counted from 0, or the `operation`-th create."""
+        self._countdown, self._fate, self._meanwhile, self._creates_only = operation, fate, meanwhile, creates_only
 
     def spare(self) -> None:
         """Let nothing befall it any more; what is cut is mended."""
-        self._fate = self._gone = None
+        self._countdown, self._gone = -1, None
 
     def clock(self) -> float:
         return self.now
@@ -157,18 +164,17 @@ class Wire:
         with self._lock:
             if self._gone is not None:
                 raise self._gone()
-            at, self.operations = self.operations, self.operations + 1
             self.server.operations += 1
-            due = self._fate is not None and at == self._fate[0]
+            due = False
+            if self._countdown >= 0 and not (self._creates_only and "IfNoneMatch" not in arguments):
+                due, self._countdown = self._countdown == 0, self._countdown - 1
             if not due:
                 return operation(**arguments)
-            assert self._fate is not None
-            _, fate, meanwhile = self._fate
-            self._fate, self.server.struck = None, True
+            fate, self.server.struck = self._fate, True
             if fate is Fate.FAIL:
                 raise answer(503, "SlowDown")
             if fate is Fate.MEANWHILE:
-                meanwhile()
+                self._meanwhile()
                 return operation(**arguments)
             if fate in (Fate.CRASH_AFTER, Fate.LOSE_ANSWER, Fate.CUT_AFTER):
                 with suppress(ClientError):  # what the server answers is lost, whatever it is

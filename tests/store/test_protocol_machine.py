@@ -24,7 +24,16 @@ from tests.store.world import GRACE_S, Plan, World, play_all, seal, seal_twice, 
 
 OTHERS = ("takeover", "train", "settle", "roll back", "seal", "collect", "retain")
 SALT = st.integers(0, 99)
-PLAN = st.none() | st.builds(Plan, st.integers(0, 30), st.sampled_from(Fate), st.sampled_from(OTHERS), SALT)
+ANY = st.builds(Plan, st.integers(0, 30), st.sampled_from(Fate), st.sampled_from(OTHERS), SALT)
+CREATE = st.builds(
+    Plan,
+    st.integers(0, 1),
+    st.sampled_from([Fate.MEANWHILE, Fate.MEANWHILE, *Fate]),
+    st.sampled_from(OTHERS),
+    SALT,
+    st.just(True),
+)
+PLAN = st.none() | ANY | CREATE
 
 
 class Protocol(RuleBasedStateMachine):

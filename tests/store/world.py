@@ -40,12 +40,14 @@ class Idle(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What befalls a process: at which of its operations from now, and who acts there if it is MEANWHILE."""
+    """What befalls a process: at which of its operations from now, or of its creates, for these are where processes
+    meet; and who acts there if it is MEANWHILE."""
 
     at: int
     fate: Fate
     other: str = ""
     salt: int = 0
+    creates_only: bool = False
 
 
 @dataclass
@@ -89,7 +91,7 @@ class World:
     def suffer(self, store: Witness, work: Callable[[], Any], plan: Plan | None) -> BaseException | None:
         """Let a process work while something befalls it. Returns by what it ended, among what the protocol foresees."""
         if plan is not None:
-            store.client.at(plan.at, plan.fate, lambda: self.meanwhile(plan.other, plan.salt))
+            store.client.at(plan.at, plan.fate, lambda: self.meanwhile(plan.other, plan.salt), plan.creates_only)
         end: BaseException | None = None
         self.acting.append(store)
         try:
