@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
 
 RUNNER = CliRunner()
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, typed: str = "") -> tuple[int, str]:
@@ -69,3 +75,17 @@ def test_a_mistake_is_one_line(arguments: list[str], words: list[str]) -> None:
     code, output = run(*arguments)
     assert code == 2 and len(output.strip().splitlines()) == 1, output
     assert all(word in output for word in words), output
+
+
+def test_a_package_adds_an_environment_with_one_file_and_an_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text((ROOT / "tests" / "envs" / "quiz.py").read_text())
+    metadata = tmp_path / "sums-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sums\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rollmill.environments]\nsums = sums:Quiz\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "env", "check", "sums", "--problems", "5"],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "expert 1.00" in done.stdout, done.stdout + done.stderr
