@@ -21,7 +21,7 @@ import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
@@ -96,13 +96,14 @@ class EnvironmentManager:
         """Environments that were started and not closed."""
         return len(self._live)
 
-    def start(self, follow: Follow) -> None:
-        """Warm up, and begin to sweep; everything is closed when `follow` tells that the run is over. Call on the
-        event loop."""
+    def start(self, follow: Follow, domains: Iterable[str]) -> None:
+        """Warm these domains up; everything is closed when `follow` tells that the run is over. Call on the event
+        loop."""
         self._follow = follow
-        self._start_sweeping()
-        for pool in self._pools.values():
-            pool.fill()
+        for domain in domains:
+            if self._config.domain(domain).warm:
+                self._start_sweeping()
+                self._pools[domain].fill()
 
     async def park(self, key: str, problem: Problem) -> None:
         """Start an environment and keep it for `claim`, if there is a place for it. Starting again under one key

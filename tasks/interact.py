@@ -5,6 +5,7 @@ Invariants
 - A token that the model sampled has mask 1 with its version and log-prob; every other token has mask 0.
 - A stale or cancelled trajectory ends at its next turn: the proxy refuses it (RollArt: checked every turn).
 - The environment is closed on every way out.
+- `info` is what the environment said last, and under `mistakes` how many actions were mistakes of which kind.
 """
 
 from __future__ import annotations

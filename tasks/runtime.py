@@ -24,6 +24,7 @@ from infra.store.objects import ObjectStore
 from rl.config.load import dumps, loads
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
+from rl.placement import placement_of
 from tasks.environments import EnvironmentManager
 from tasks.functions import RewardScorer
 
@@ -110,7 +111,11 @@ class RunPlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         made = Runtime(loads(self.config_json), self.proxy_url, Path(self.cache))
         _RUNTIMES[self.run] = made
-        made.environments.start(lambda unwanted: follow(self.run, unwanted, worker.scheduler.address))
+        from tasks.interact import interact  # imports this module
+
+        stage, classes = placement_of(interact), worker.state.total_resources
+        hosted = [d.name for d in made.config.domains if stage.preferred(d.name).value in classes]
+        made.environments.start(lambda unwanted: follow(self.run, unwanted, worker.scheduler.address), hosted)
 
     async def teardown(self, worker: Worker) -> None:
         gone = _RUNTIMES.pop(self.run, None)

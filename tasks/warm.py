@@ -4,7 +4,7 @@ Invariants
 - What instances share is prepared once before the first is constructed; a failed preparation is tried again by the
   next who needs it.
 - Constructing and preparing run in daemon threads: they may block, and one that hangs costs only who waits for it.
-- An instance leaves this pool once, and what never left is closed with it.
+- An instance leaves this pool once; what never left is closed with it, and what came too late is closed then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from envs.calls import Overdue, bounded
@@ -20,7 +20,7 @@ from envs.protocol import Environment
 from envs.registry import environment_class, make_environment
 from envs.threads import in_daemon
 from rl.config.work import DeadlineSection, DomainSection
-from rl.errors import EnvironmentStartFailure, EnvironmentTimeout
+from rl.errors import EnvironmentStartFailure, EnvironmentTimeout, RollmillError
 
 logger = logging.getLogger("rollmill.environments")
 T = TypeVar("T")
@@ -34,6 +34,7 @@ class WarmPool:
         self._ready: deque[Environment] = deque()
         self._preparing: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # held here, for the loop does not
 
     @property
     def ready(self) -> int:
@@ -63,28 +64,43 @@ class WarmPool:
         try:
             while self.ready < self._section.warm:
                 self._ready.append(await self._construct())
-        except (EnvironmentStartFailure, EnvironmentTimeout) as error:
+        except RollmillError as error:
             logger.warning("warming up: %s", error)
 
     async def _construct(self) -> Environment:
         if self._preparing is None or (self._preparing.done() and self._failed(self._preparing)):
             self._preparing = asyncio.get_running_loop().create_task(self._prepare())
         await asyncio.shield(self._preparing)  # others wait for it, too
-        return await self._threaded("construct", self._deadlines.reset, lambda: make_environment(self._section))
+        work = in_daemon(lambda: make_environment(self._section), f"construct-{self._section.name}")
+        making = asyncio.get_running_loop().create_task(work)
+        try:
+            return await self._named("construct", self._deadlines.reset, asyncio.shield(making))
+        except BaseException:
+            making.add_done_callback(self._close_late)
+            raise
+
+    def _close_late(self, making: asyncio.Task[Environment]) -> None:
+        """Close what was constructed after everybody had given up on it."""
+        if not self._failed(making):
+            late = close(making.result(), self._deadlines.environment_step)
+            task = making.get_loop().create_task(late)
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     @staticmethod
-    def _failed(task: asyncio.Task[None]) -> bool:
+    def _failed(task: asyncio.Task[T]) -> bool:
         return task.cancelled() or task.exception() is not None
 
     async def _prepare(self) -> None:
         section = self._section
         kind = environment_class(section.environment, f"domains.{section.name}.environment")
-        await self._threaded("prepare", self._deadlines.prepare, lambda: kind.prepare(section.environment_options))
+        work = in_daemon(lambda: kind.prepare(section.environment_options), f"prepare-{section.name}")
+        await self._named("prepare", self._deadlines.prepare, work)
 
-    async def _threaded(self, what: str, deadline_s: float, work: Callable[[], T]) -> T:
+    async def _named(self, what: str, deadline_s: float, call: Awaitable[T]) -> T:
         name = self._section.name
         try:
-            return await bounded(in_daemon(work, f"{what}-{name}"), deadline_s)
+            return await bounded(call, deadline_s)
         except Overdue as error:
             raise EnvironmentTimeout(f"{name}: {what} took longer than {deadline_s:g} s") from error
         except Exception as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -139,6 +140,14 @@ class Constructed(Good):
     async def close(self) -> None:
         Constructed.alive.discard(self)
         await super().close()
+
+
+class SlowlyConstructed(Good):
+    go_on: ClassVar[threading.Event] = threading.Event()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on.wait(60)
 
 
 class Unconstructible(Good):

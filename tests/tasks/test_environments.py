@@ -22,7 +22,7 @@ from rl.errors import (
 )
 from rl.trajectory import Message, Problem
 from tasks import environments
-from tests.tasks.bad_environments import CLOSED, Answers, Constructed, Good, Opens
+from tests.tasks.bad_environments import CLOSED, Answers, Constructed, Good, Opens, SlowlyConstructed
 
 SEEDS = iter(range(10_000, 20_000))
 
@@ -154,7 +154,7 @@ async def test_a_failing_close_does_not_fail_the_trajectory(problem):
 
 async def test_an_unclaimed_environment_is_swept_when_its_lease_ends(problem):
     m = manager("Good", trajectory=0.02)
-    m.start(never)
+    m.start(never, ["d"])
     await m.park("k", problem)
     async with asyncio.timeout(5):
         while m.live:
@@ -253,7 +253,7 @@ async def test_everything_is_closed_once_when_the_run_is_no_longer_wanted_and_it
         yield
 
     m = manager("Good", domain={"warm": 2})
-    m.start(follow)
+    m.start(follow, ["d"])
     await m.park("parked", problem)
     claimed = await m.claim("claimed", problem)
     followed[0].set()
@@ -271,7 +271,7 @@ async def test_everything_is_closed_once_when_the_run_is_no_longer_wanted_and_it
 
 async def test_instances_are_constructed_ahead_and_closed_if_never_taken(problem):
     m = manager("Constructed", {"label": "x"}, {"warm": 3})
-    m.start(never)
+    m.start(never, ["d"])
     async with asyncio.timeout(5):
         while len(Constructed.made) < 3:
             await asyncio.sleep(0.005)
@@ -285,6 +285,18 @@ async def test_instances_are_constructed_ahead_and_closed_if_never_taken(problem
     before = CLOSED[-1]
     await m.close()
     assert CLOSED[-1] == before + 3  # three that no problem was given
+
+
+async def test_what_is_constructed_too_late_is_closed_then(problem):
+    m = manager("SlowlyConstructed", reset=0.02)
+    with pytest.raises(EnvironmentTimeout, match="construct took longer"):
+        await m.claim("k", problem)
+    assert m.live == 0
+    before = CLOSED[-1]
+    SlowlyConstructed.go_on.set()
+    async with asyncio.timeout(5):
+        while CLOSED[-1] < before + environments.START_TRIES:
+            await asyncio.sleep(0.005)
 
 
 async def test_what_instances_share_is_prepared_once_however_many_start_together(problem):
