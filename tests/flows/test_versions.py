@@ -146,3 +146,13 @@ def test_an_exported_version_loads_anywhere(desk: Desk, tmp_path: Path) -> None:
     said = desk.good("versions", "export", "frozen_lake", "2", "--to", str(tmp_path / "c"))
     assert "AutoModelForCausalLM" in said
     assert teacher_forced(load(tmp_path / "c"), prompt(5), prompt(4, 1), 1.0)
+
+
+def test_a_training_run_collects_by_its_own_configuration(desk: Desk) -> None:
+    from flows.configure import load_config
+    from flows.learn import _collector
+
+    desk.run.steps(6)
+    config = load_config("frozen_lake", [f"name={desk.name}", "retention={newest: 2, every: 3, grace: 0}"])
+    _collector(config).collect()
+    assert desk.run.states() == [0, 3, 4, 5] and desk.run.segments() == []
