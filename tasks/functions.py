@@ -50,7 +50,7 @@ class RewardScorer:
     """Scores the trajectories of one run in one process. Thread-safe."""
 
     def __init__(self, config: RunConfig, home: Path):
-        self._config, self._home = config, home
+        self.config, self._home = config, home
         self._lock = threading.Lock()
         self._host: LocalHost | None = None
         self._client: FunctionClient | None = None
@@ -61,7 +61,7 @@ class RewardScorer:
         return score(domain, view, self._score_term)
 
     def _score_term(self, name: str, view: TrajectoryView, options: Mapping[str, Any]) -> dict[str, float]:
-        if self._config.serverless is not None and serverless_of(reward_function(name)) is not None:
+        if self.config.serverless is not None and serverless_of(reward_function(name)) is not None:
             outcome = self.score_batch(name, [view], options)[0]
             if isinstance(outcome, RewardFailure):
                 raise outcome
@@ -78,24 +78,24 @@ class RewardScorer:
             raise ConfigError(f"reward {name!r} has no @serverless mark")
         event = {"reward": name, "options": dict(options), "views": [view.as_json() for view in views]}
         try:
-            answer = self._functions().invoke(mark.function, event, self._config.deadlines.score)
+            answer = self._functions().invoke(mark.function, event, self.config.deadlines.score)
         except ServerlessError as error:
             raise RewardFailure(str(error)) from error
         return _outcomes(answer.value, len(views))
 
     def _functions(self) -> FunctionClient:
-        section, seconds = self._config.serverless, self._config.deadlines.score
+        section, seconds = self.config.serverless, self.config.deadlines.score
         assert section is not None
         with self._lock:
             if self._client is not None and (self._host is None or self._host.alive):
                 return self._client
-            store = ObjectStore.connect(self._config.store)
+            store = ObjectStore.connect(self.config.store)
             if isinstance(section, LocalFunctions):
-                names = {term.name for domain in self._config.domains for term in domain.terms}
-                s3 = clients.explicit_endpoint(self._config.store)
+                names = {term.name for domain in self.config.domains for term in domain.terms}
+                s3 = clients.explicit_endpoint(self.config.store)
                 self._stop()
                 self._host = LocalHost(
-                    bundle_of(names), self._home, section.concurrency, section.idle_s, self._config.deadlines.start, s3
+                    bundle_of(names), self._home, section.concurrency, section.idle_s, self.config.deadlines.start, s3
                 )
                 client = lambda_client("us-east-1", self._host.url, seconds, connections=64)
                 self._client = FunctionClient(client, PREFIX, store)

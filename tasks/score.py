@@ -2,8 +2,8 @@
 
 By default a reward runs in this process, on a worker of the class `lambda`; with the section `serverless` those with
 the `@serverless` mark run as functions, and the slot only waits for the answer. On one machine the former is faster:
-measured on two cores, `math` takes 1 ms here and 5 ms more through the local endpoint (a cold start 0.3 to 1 s), so
-functions are chosen where the workers are dear, not where they are at hand (`benchmarks.serverless_reward`).
+`math` takes 0.5 ms here and 4.6 ms through the local endpoint (the least of 300 calls on two cores; a cold start takes
+seconds). So functions are chosen where workers are dear, not where they are at hand (`benchmarks.serverless_reward`).
 
 Invariants
 - A reward that can not be computed is a RewardFailure, never a number.

@@ -36,7 +36,7 @@ def scorer(tmp_path: Path, reward: Any, serverless: dict[str, Any] | None, **opt
 
 
 def score(made: RewardScorer, **info: Any) -> dict[str, float]:
-    return made.score(made._config.domain("d"), view(**info))
+    return made.score(made.config.domain("d"), view(**info))
 
 
 @pytest.fixture
