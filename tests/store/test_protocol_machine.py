@@ -20,7 +20,7 @@ from rl.retention import Retention
 from rl.selection import DropPolicy
 from rl.staleness import StalenessPolicy
 from tests.store.memory_s3 import Fate
-from tests.store.world import GRACE_S, Plan, World, play_all, seal, seal_twice, start
+from tests.store.world import GRACE_S, Plan, World, play_all, play_some, seal, seal_twice, start
 
 OTHERS = ("takeover", "train", "settle", "roll back", "seal", "collect", "retain")
 SALT = st.integers(0, 99)
@@ -120,6 +120,16 @@ class Protocol(RuleBasedStateMachine):
         self.world.train(self.world.trainers[-1], lambda t: t.step(), plan)
 
     also_a_step_goes_well = a_step_goes_well
+
+    @precondition(lambda self: self.world.trainers and self.world.producers)
+    @rule(back=st.booleans(), plan=PLAN)
+    def groups_outlive_a_step(self, back: bool, plan: Plan | None) -> None:
+        producer, trainer = self.world.producers[-1], self.world.trainers[-1]
+        self.world.produce(producer, lambda p: (start(p, 0), play_some(p, self.world.policy.groups_per_step)))
+        self.world.train(trainer, lambda t: t.step(), plan)
+        self.world.produce(producer, lambda p: play_some(p, len(p.in_flight)))
+        if back:
+            self.world.roll_back(trainer, max(0, len(self.world.account.line) - 2))
 
     # -- others --------------------------------------------------------------------------------------
 
