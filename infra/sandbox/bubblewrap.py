@@ -4,9 +4,10 @@ What the program finds: user, process, network, IPC, host-name and cgroup namesp
 way to get one; a read-only root that holds an interpreter, the shared libraries, a minimal /dev and nothing else (no
 /proc, no /etc); one writable directory in memory, which is /tmp and its home.
 
-It dies with process 1 of its namespace, and that dies with `bwrap`, which dies with the thread that started it. A
-driver killed while `bwrap` sets this up may escape that; therefore process 1 is timeout(1), which no process in the
-namespace can stop or kill, and which ends everything a little after the deadline.
+Its life is bounded from outside: timeout(1) ends `bwrap` a little after the deadline, whether or not the process that
+started it still lives; with `bwrap` ends process 1 of the namespace, and with that everything in it. (That a killed
+driver should take `bwrap` with it at once is not asked for: one that dies in the middle of its setup leaves a child
+that waits for ever.)
 
 Invariants
 - Nothing runs as root: a root that starts sandboxes becomes another user before it starts `bwrap`.
@@ -24,6 +25,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 from infra.sandbox import seccomp
 from infra.sandbox.errors import SandboxFailure, SandboxUnavailable
@@ -34,6 +36,8 @@ from infra.sandbox.supervision import Broken, Isolation
 WORK = "/tmp"
 SLACK_S = 3.0
 """How long after the deadline a sandbox ends by itself, should nobody be left to end it."""
+SETUP_S = 5.0
+"""How long one that is to be killed may still take to be set up."""
 ENVIRONMENT = {"HOME": WORK, "LANG": "C.UTF-8", "PATH": "/usr/bin", "TMPDIR": WORK}
 _NAMESPACES = [f"--unshare-{what}" for what in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
 
@@ -58,17 +62,17 @@ class Bubblewrap:
         """Start the program. The files lie in its working directory. Raises SandboxFailure."""
         fds = {f"{WORK}/{name}": _in_memory(content) for name, content in files.items()}
         status, filtered = _in_memory(b""), _in_memory(self._filter)
-        command = [*self._as_user, self._bwrap, *_NAMESPACES, "--disable-userns", "--die-with-parent", "--new-session"]
+        command = [*self._as_user, self._timeout, "--foreground", "--signal=KILL", f"{limits.seconds + SLACK_S:f}"]
+        command += [self._bwrap, *_NAMESPACES, "--disable-userns", "--die-with-parent", "--new-session"]
         command += ["--perms", "0700", "--size", str(limits.disk_mb * MB), "--tmpfs", WORK, "--chdir", WORK]
-        for path in (*self.interpreter.paths, self._prlimit, self._timeout):
+        for path in (*self.interpreter.paths, self._prlimit):
             command += ["--ro-bind", path, path]
         for path in self.interpreter.hidden:
             command += ["--tmpfs", path, "--remount-ro", path]
         for path, fd in fds.items():
             command += ["--file", str(fd), path]
         command += ["--dev", "/dev", "--remount-ro", "/dev", "--remount-ro", "/"]
-        command += ["--seccomp", str(filtered), "--json-status-fd", str(status), "--as-pid-1", "--"]
-        command += [self._timeout, "--foreground", "--signal=KILL", f"{limits.seconds + SLACK_S:f}"]
+        command += ["--seccomp", str(filtered), "--json-status-fd", str(status), "--"]
         command += [self._prlimit, *limits.prlimit(), *argv]
         try:
             process = subprocess.Popen(
@@ -80,6 +84,7 @@ class Bubblewrap:
                 env=ENVIRONMENT,
                 cwd="/",
                 pass_fds=[*fds.values(), filtered, status],
+                start_new_session=True,
             )
         except OSError as error:
             os.close(status)
@@ -102,16 +107,17 @@ class Confined:
         close_streams(self.process)
 
     def kill(self) -> None:
-        """End process 1 of the namespace, and with it everything in the namespace; `bwrap` itself ends then, having
-        waited for it. Where it has no child yet, end `bwrap`."""
-        child = self._child()
+        """End process 1 of the namespace, and with it everything in the namespace; `bwrap` ends then, having waited
+        for it. One that is still being set up is given time to report it: see above."""
+        patience = monotonic() + SETUP_S
+        while (child := self._child()) is None and self.process.poll() is None and monotonic() < patience:
+            sleep(0.005)
         if child is None:
-            self.process.kill()
             return
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(child)
             try:
-                if self._parent(child) == self.process.pid:  # else it has ended, and its number is another's
+                if _parent(_parent(child)) == self.process.pid:  # else it has ended, and its number is another's
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
                 os.close(handle)
@@ -144,18 +150,18 @@ class Confined:
                 report |= json.loads(line)
         return report
 
-    @staticmethod
-    def _parent(pid: int) -> int | None:
-        with suppress(OSError):
-            return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return None
-
 
 def _in_memory(content: bytes) -> int:
     fd = os.memfd_create("sandbox")
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _parent(pid: int | None) -> int | None:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def _tree(pid: int) -> list[int]:
