@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import shutil
 import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -64,6 +66,8 @@ def rclone(home: Path, key: str, secret: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _running(launch: Launch, name: str, port: int) -> Iterator[None]:
+    if setpriv := shutil.which("setpriv"):  # Linux: nothing is left behind when the tests are killed, either
+        launch = replace(launch, argv=[setpriv, "--pdeathsig", "KILL", *launch.argv])
     log = launch.cwd / f"{name}.log"
     leader = processes.spawn(launch, data_dir=launch.cwd, name=name, log=log)
     try:
