@@ -3,9 +3,9 @@
     python -m benchmarks.buffer [--quick] --json
     python -m benchmarks.buffer --encodings
 
-A group is 8 trajectories of 1,024 tokens with log-probs and text, about 48 kB as a segment. Both sides use the same
-client and `THREADS` threads, and take turns within every round; a figure is the median over the rounds. The server
-runs on the same cores: on a network of its own a request takes longer, and all ratios come closer to 1.
+A group is 8 trajectories of 1,024 tokens with log-probs and text, about 48 kB as a segment. Both sides use `THREADS`
+threads and take turns within every round; a figure is the median over the rounds. The server runs on the same cores:
+on a network of its own a request takes longer, and all ratios come closer to 1.
 
 - `append_over_raw_put`: groups sealed per second (checking, encoding, create-if-absent) over put_object of the same
   bytes, encoded beforehand.
@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import encodings
@@ -129,10 +130,10 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 class Rounds:
-    """Times of both sides, round by round."""
+    """Times of both sides, round by round. `raw` is a plain boto3 client."""
 
-    def __init__(self, store: ObjectStore, pool: ThreadPoolExecutor) -> None:
-        self._store, self._pool = store, pool
+    def __init__(self, raw: Any, bucket: str, pool: ThreadPoolExecutor) -> None:
+        self._raw, self._bucket, self._pool = raw, bucket, pool
         self.raw_put: list[float] = []
         self.append: list[float] = []
         self.raw_get: list[float] = []
@@ -165,25 +166,25 @@ class Rounds:
         return taken
 
     def _put(self, key: str, body: bytes) -> None:
-        self._store.client.put_object(Bucket=self._store.bucket, Key=key, Body=body)
+        self._raw.put_object(Bucket=self._bucket, Key=key, Body=body)
 
     def _get(self, key: str) -> bytes:
-        return self._store.client.get_object(Bucket=self._store.bucket, Key=key)["Body"].read()
+        return self._raw.get_object(Bucket=self._bucket, Key=key)["Body"].read()
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> float:
     return median(x / y for x, y in zip(a, b, strict=True))
 
 
-def speed(store: ObjectStore, quick: bool) -> list[Figure]:
+def speed(store: ObjectStore, raw: Any, quick: bool) -> list[Figure]:
     rounds, history, name = (9, 10_000, "10k") if quick else (21, 100_000, "100k")
     short, long = Run(store, "short"), Run(store, "long")
     short.settle_history(-(-1000 // BATCH))
     long.settle_history(-(-history // BATCH))
     with ThreadPoolExecutor(THREADS) as pool:
-        warm = Rounds(store, pool)
+        warm = Rounds(raw, store.bucket, pool)
         warm.play(-1, short, long)
-        measured = Rounds(store, pool)
+        measured = Rounds(raw, store.bucket, pool)
         for number in range(rounds):
             measured.play(number, short, long)
     return [
@@ -199,7 +200,7 @@ def cost(store: ObjectStore, share: int) -> list[Figure]:
     """The requests of one step: written, seen by the progress display, read by the trainer, committed."""
     run = Run(store, f"share-{share}")
     shown = SampleBuffer(store, run.prefix)
-    with ThreadPoolExecutor(THREADS) as pool, counted(store.client) as sent:
+    with ThreadPoolExecutor(THREADS) as pool, counted(store) as sent:
         begin = perf_counter()
         run.seal(run.groups(), pool, share)
         seal_s = (perf_counter() - begin) / BATCH
@@ -217,7 +218,7 @@ def cost(store: ObjectStore, share: int) -> list[Figure]:
 def idle(store: ObjectStore) -> Figure:
     """One look at a log and a buffer without news."""
     run = Run(store, "idle")
-    with counted(store.client) as sent:
+    with counted(store) as sent:
         run.buffer.refresh(run.log.sync(), POLICY)
     return Figure("dollars_per_idle_hour_at_2_polls_per_s", dollars(sent) * 2 * 3600, "$")
 
@@ -225,11 +226,12 @@ def idle(store: ObjectStore) -> Figure:
 def main(quick: bool) -> list[Figure]:
     with TemporaryDirectory(prefix="rollmill-benchmark-") as home:
         try:
-            os.environ.update(environment(supervisor.up(home, supervisor.AUTO, ["s3"])))
+            services = supervisor.up(home, supervisor.AUTO, ["s3"])
+            os.environ.update(environment(services))
             store = ObjectStore.connect(StoreSection())
             store.ensure_bucket()
             shared = [figure for share in (1, 4, 8) for figure in cost(store, share)]
-            return [*speed(store, quick), *shared, idle(store)]
+            return [*speed(store, services.need_s3().client(), quick), *shared, idle(store)]
         finally:
             supervisor.down(home)
 

@@ -1,6 +1,6 @@
 """S3 requests by operation, and what they cost.
 
-Invariant: what is counted is what is sent, repetitions included.
+Invariant: what is counted is what is sent, repetitions included: a store's client repeats nothing by itself.
 """
 
 from __future__ import annotations
@@ -10,30 +10,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from infra.store.objects import ObjectStore
+
 PRICED_ON = "2025"
 DOLLARS_PER_1000 = {
-    "PutObject": 0.005,
-    "ListObjectsV2": 0.005,
-    "GetObject": 0.0004,
-    "HeadObject": 0.0004,
-    "DeleteObjects": 0.0,
+    "put_object": 0.005,
+    "list_objects_v2": 0.005,
+    "get_object": 0.0004,
+    "head_object": 0.0004,
+    "delete_objects": 0.0,
 }
 """AWS's public prices of S3 Standard in us-east-1, as published in `PRICED_ON`; storage and traffic come on top."""
 
 
+class _Counting:
+    """A client, each call of which is one request."""
+
+    def __init__(self, client: Any, found: Counter[str]) -> None:
+        self._client, self._found = client, found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith(("_object", "_objects", "_objects_v2")):
+            self._found[name] += 1
+        return getattr(self._client, name)
+
+
 @contextmanager
-def counted(client: Any) -> Iterator[Counter[str]]:
-    """The requests that this boto3 client sends meanwhile, by operation."""
+def counted(store: ObjectStore) -> Iterator[Counter[str]]:
+    """The requests that this store sends meanwhile, by operation."""
     found: Counter[str] = Counter()
-
-    def note(event_name: str, **_: Any) -> None:
-        found[event_name.rsplit(".", 1)[-1]] += 1
-
-    client.meta.events.register("before-send.s3", note)
+    client, store.client = store.client, _Counting(store.client, found)
     try:
         yield found
     finally:
-        client.meta.events.unregister("before-send.s3", note)
+        store.client = client
 
 
 def dollars(requests: Counter[str]) -> float:

@@ -1,7 +1,8 @@
-"""The boto3 client of a process: where it connects, and how long it waits.
+"""The S3 client of a process: where it connects, and how long it waits.
 
 Invariants: one client per process, endpoint and identity (a client does not survive a fork); a custom endpoint
-is addressed by path; botocore repeats nothing by itself, `infra.store.objects` does.
+is addressed by path; botocore repeats nothing by itself, `infra.store.objects` does. The client is boto3's, but for a
+GET and PUT of its own (`infra.store.lean`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.session
 from botocore.client import Config
+from botocore.httpsession import URLLib3Session
+from botocore.utils import get_environ_proxies
 
+from infra.store.lean import LeanClient
 from rl.config.infrastructure import StoreSection
 
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 10.0
 """Silence on a socket, not the length of a transfer."""
+CONNECTIONS = 32
+"""Kept open."""
 
 log = logging.getLogger(__name__)
 _making = threading.Lock()
@@ -41,6 +48,7 @@ def explicit_endpoint(section: StoreSection) -> str | None:
 @lru_cache(maxsize=16)
 def _client(pid: int, endpoint: str | None, region: str, identity: tuple[str | None, ...]) -> Any:
     """One client per process (hence `pid`), endpoint and identity."""
+    session = botocore.session.get_session()
     config: dict[str, Any] = {}
     if endpoint is not None:
         config["s3"] = {"addressing_style": "path"}
@@ -49,7 +57,7 @@ def _client(pid: int, endpoint: str | None, region: str, identity: tuple[str | N
             config["proxies"] = {}  # a proxy of the environment must not catch loopback traffic
         elif parts.scheme == "http":
             log.warning("%s: plain http to another machine: samples and weights travel unencrypted", endpoint)
-    return boto3.session.Session().client(
+    client = boto3.session.Session(botocore_session=session).client(
         "s3",
         endpoint_url=endpoint,
         region_name=region,
@@ -57,10 +65,17 @@ def _client(pid: int, endpoint: str | None, region: str, identity: tuple[str | N
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
             retries={"total_max_attempts": 1},
-            max_pool_connections=32,
+            max_pool_connections=CONNECTIONS,
             **config,
         ),
     )
+    connections = URLLib3Session(
+        verify=session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", True),
+        proxies=config.get("proxies", get_environ_proxies(client.meta.endpoint_url)),
+        timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
+        max_pool_connections=CONNECTIONS,
+    )
+    return LeanClient(client, connections, session.get_credentials())
 
 
 def is_aws(endpoint: str) -> bool:

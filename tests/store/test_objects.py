@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, IncompleteReadError, ReadTimeoutError
 
-from infra.store import objects
+from infra.store import clients, objects
 from infra.store.errors import (
     BucketMissing,
     NotFound,
@@ -233,6 +233,18 @@ def test_one_client_per_process_and_no_pickling(section: StoreSection) -> None:
     with pytest.raises(TypeError, match="connect"):
         pickle.dumps(store)
     assert pickle.loads(pickle.dumps(section)) == section
+
+
+def test_a_proxy_of_the_environment_does_not_catch_loopback(
+    section: StoreSection, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    clients._client.cache_clear()
+    store = ObjectStore.connect(section)
+    store.put(prefix + "k", b"v")
+    assert store.get(prefix + "k") == b"v" and store.exists(prefix + "k")
 
 
 def test_plain_http_to_another_machine_warns(anyone: None, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,145 @@
+"""The two requests of the hot path, GET and PUT of an object, at less than half of what boto3 spends on them; the rest
+is boto3's. That price is paid in Python, under the interpreter's lock: for models of the API, rules of the endpoint and
+dozens of hooks, which for these two requests come to a URL, a signature and a few headers.
+
+Invariants
+- A `LeanClient` is called as the boto3 client, for the arguments that the store uses, and answers and fails as it does:
+  the errors are botocore's, with the server's status and code. Redirects are not followed; nothing is repeated.
+- Same endpoint, identity, proxies, certificates and timeouts as the boto3 client behind it: both are made of one
+  session (`infra.store.clients`), and the connections are botocore's.
+- What arrives is what was sent: a PUT is signed over its body's SHA-256, a GET is checked against its length, and
+  against the object's CRC32 where the server tells it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import re
+import zlib
+from base64 import b64encode
+from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.credentials import Credentials, ReadOnlyCredentials
+from botocore.exceptions import ClientError, FlexibleChecksumError, NoCredentialsError
+from botocore.httpsession import URLLib3Session
+from botocore.response import StreamingBody
+
+_WORD = re.compile(rb"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
+
+
+class LeanClient:
+    """A boto3 client of S3 (`client`, of which all else is taken) with its own GET and PUT. Safe to share between
+    threads, not between processes."""
+
+    def __init__(self, client: Any, session: URLLib3Session, credentials: Credentials | None) -> None:
+        self._client, self._session, self._credentials = client, session, credentials
+        endpoint = urlsplit(client.meta.endpoint_url)
+        self._base, self._host, self._path = f"{endpoint.scheme}://", endpoint.netloc, endpoint.path.rstrip("/")
+        self._by_path = (client.meta.config.s3 or {}).get("addressing_style") == "path"
+        self._region = client.meta.region_name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def get_object(self, *, Bucket: str, Key: str, Range: str | None = None) -> dict[str, Any]:
+        """As boto3's; the body is read already."""
+        headers = {"x-amz-checksum-mode": "ENABLED"} | ({} if Range is None else {"range": Range})
+        answer, body = self._send("GetObject", "GET", Bucket, Key, headers, b"")
+        told = answer.headers.get("x-amz-checksum-crc32", "-")
+        if answer.status_code == 200 and "-" not in told and told != _crc32(body):  # with a "-": of parts, not of this
+            raise FlexibleChecksumError(error_msg=f"{Key}: the body's CRC32 is {_crc32(body)}, the server says {told}")
+        return {"Body": io.BytesIO(body), "ContentLength": len(body)} | (
+            {"ContentRange": answer.headers["content-range"]} if "content-range" in answer.headers else {}
+        )
+
+    def put_object(
+        self,
+        *,
+        Bucket: str,
+        Key: str,
+        Body: bytes,
+        IfNoneMatch: str | None = None,
+        Metadata: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """As boto3's."""
+        headers = {f"x-amz-meta-{name}": value for name, value in (Metadata or {}).items()}
+        if IfNoneMatch is not None:
+            headers["if-none-match"] = IfNoneMatch
+        answer, _ = self._send("PutObject", "PUT", Bucket, Key, headers | {"x-amz-checksum-crc32": _crc32(Body)}, Body)
+        return {"ETag": answer.headers.get("etag", "")}
+
+    def _send(
+        self, operation: str, method: str, bucket: str, key: str, headers: dict[str, str], body: bytes
+    ) -> tuple[AWSResponse, bytes]:
+        """The answer with its whole body. Raises ClientError for any but 2xx, and all that a connection raises."""
+        host, path = self._host, f"{self._path}/{quote(key, safe='/~')}"
+        if self._by_path or "." in bucket:  # no certificate is good for a name with more dots
+            path = f"{self._path}/{bucket}/{quote(key, safe='/~')}"
+        else:
+            host = f"{bucket}.{host}"
+        if self._credentials is None:
+            raise NoCredentialsError()
+        identity, now = self._credentials.get_frozen_credentials(), datetime.now(UTC)
+        signed = sign(identity, self._region, now, method, host, path, headers, sha256(body).hexdigest())
+        request = AWSPreparedRequest(method, f"{self._base}{host}{path}", signed, body, stream_output=True)
+        answer = self._session.send(request)
+        content = StreamingBody(answer.raw, answer.headers.get("content-length")).read()
+        if not 200 <= answer.status_code < 300:
+            raise ClientError(_error(answer.status_code, content), operation)
+        return answer, content
+
+
+def sign(
+    identity: ReadOnlyCredentials,
+    region: str,
+    now: datetime,
+    method: str,
+    host: str,
+    path: str,
+    headers: dict[str, str],
+    body_sha256: str,
+) -> dict[str, str]:
+    """The headers of a request with its signature (AWS's version 4, for S3). `path` is encoded, the names of `headers`
+    are in lower case, `now` is in UTC."""
+    moment = now.strftime("%Y%m%dT%H%M%SZ")
+    headers = {**headers, "host": host, "x-amz-date": moment, "x-amz-content-sha256": body_sha256}
+    if identity.token:
+        headers["x-amz-security-token"] = identity.token
+    names = sorted(headers)
+    signed = ";".join(names)
+    lines = "".join(f"{name}:{headers[name].strip()}\n" for name in names)
+    scope = f"{moment[:8]}/{region}/s3/aws4_request"
+    digest = sha256(f"{method}\n{path}\n\n{lines}\n{signed}\n{body_sha256}".encode()).hexdigest()
+    told = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}"
+    signature = hmac.digest(_signing_key(identity.secret_key, scope), told.encode(), "sha256").hex()
+    credential = f"Credential={identity.access_key}/{scope}"
+    headers["authorization"] = f"AWS4-HMAC-SHA256 {credential}, SignedHeaders={signed}, Signature={signature}"
+    return headers
+
+
+@lru_cache(maxsize=8)
+def _signing_key(secret: str, scope: str) -> bytes:
+    key = b"AWS4" + secret.encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def _crc32(body: bytes) -> str:
+    return b64encode(zlib.crc32(body).to_bytes(4)).decode()
+
+
+def _error(status: int, body: bytes) -> dict[str, Any]:
+    """The answer as botocore gives it; the code is the status where the body is not S3's."""
+    word, message = _WORD.search(body), _MESSAGE.search(body)
+    error = {"Code": word[1].decode(errors="replace") if word else str(status)}
+    if message:
+        error["Message"] = message[1].decode(errors="replace")
+    return {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}
