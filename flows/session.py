@@ -29,6 +29,7 @@ from rl.config.run import RunConfig
 from rl.errors import DeadlineExceeded, PlacementError, RollmillError
 from rl.placement import HardwareClass, placement_of, preflight
 from tasks.admit import admit
+from tasks.functions import check_functions
 from tasks.interact import interact
 from tasks.reset import reset
 from tasks.runtime import install, uninstall
@@ -150,11 +151,13 @@ class Session:
 
 @contextmanager
 def open_session(config: RunConfig, log: CommitLog, console: Console) -> Iterator[Session]:
-    """Pools up and checked, nothing running yet. Raises DeadlineExceeded, PlacementError, ConfigError."""
+    """Pools and functions checked, nothing running yet. Raises DeadlineExceeded, PlacementError, ConfigError,
+    ServerlessError."""
     with ExitStack() as stack:
         address = stack.enter_context(cluster(config.pools, config.deadlines.start))
         client = stack.enter_context(connect(address, config.deadlines.start))
         check_placement(config, client)
+        check_functions(config)
         session = Session(config, log, client, address, console)
         stack.callback(session.stop)
         stack.enter_context(wanted(client, session.key))

@@ -26,8 +26,9 @@ from time import monotonic
 
 CPU_S = 5
 """Of one comparison; the kernel counts whole seconds."""
-MEMORY_MB = 2048
-"""Address space of a worker."""
+MEMORY_MB = 768
+"""Address space of a worker: within the memory of the function `math`, so that a greedy answer ends by this limit and
+not the function by its own."""
 
 
 class Verdict(StrEnum):

@@ -21,7 +21,7 @@ from infra.store import clients
 from infra.store.objects import ObjectStore
 from rewards.protocol import TrajectoryView
 from rewards.registry import checked, reward_function, score, score_here
-from rl.config.rewards import LocalFunctions
+from rl.config.rewards import LambdaFunctions, LocalFunctions
 from rl.config.run import RunConfig
 from rl.config.work import DomainSection
 from rl.errors import ConfigError, RewardFailure
@@ -91,12 +91,10 @@ class RewardScorer:
                 return self._client
             store = ObjectStore.connect(self.config.store)
             if isinstance(section, LocalFunctions):
-                names = {term.name for domain in self.config.domains for term in domain.terms}
                 s3 = clients.explicit_endpoint(self.config.store)
                 self._stop()
-                self._host = LocalHost(
-                    bundle_of(names), self._home, section.concurrency, section.idle_s, self.config.deadlines.start, s3
-                )
+                wanted, start_s = bundle_of(_reward_names(self.config)), self.config.deadlines.start
+                self._host = LocalHost(wanted, self._home, section.concurrency, section.idle_s, start_s, s3)
                 client = lambda_client("us-east-1", self._host.url, seconds, connections=64)
                 self._client = FunctionClient(client, PREFIX, store)
             else:
@@ -113,6 +111,21 @@ class RewardScorer:
         """End the local endpoint, if there is one."""
         with self._lock:
             self._stop()
+
+
+def check_functions(config: RunConfig) -> None:
+    """That the functions which the run will invoke on AWS are deployed. Raises FunctionMissing, InvocationFailed."""
+    section = config.serverless
+    if not isinstance(section, LambdaFunctions):
+        return
+    client = lambda_client(section.region, section.endpoint_url, config.deadlines.start, connections=1)
+    functions = FunctionClient(client, section.prefix, store=None)
+    for function in bundle_of(_reward_names(config)).functions:
+        functions.check(function.name)
+
+
+def _reward_names(config: RunConfig) -> set[str]:
+    return {term.name for domain in config.domains for term in domain.terms}
 
 
 def _outcomes(answer: Any, count: int) -> list[dict[str, float] | RewardFailure]:

@@ -15,6 +15,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -101,20 +102,18 @@ class FunctionClient:
         except StoreError as error:
             raise InvocationFailed(f"function {name}: its event can not be stored: {error}") from error
         finally:
-            self._store.delete([key])
+            with suppress(StoreError):  # it is in nobody's way
+                self._store.delete([key])
 
-    def deployed(self, function: str) -> bool:
-        """Whether it is there and may be invoked. Raises InvocationFailed when nobody answers."""
+    def check(self, function: str) -> None:
+        """Raises FunctionMissing unless it is there and may be invoked, InvocationFailed when nobody answers."""
         name = f"{self._prefix}-{function}"
         try:
             self._client.invoke(FunctionName=name, InvocationType="DryRun", Payload=b"{}")
-        except ClientError as error:
-            if _code(error) in _MISSING:
-                return False
+        except (ClientError, BotoCoreError) as error:
+            if isinstance(error, ClientError) and _code(error) in _MISSING:
+                raise _missing(name, error) from error
             raise InvocationFailed(f"function {name}: {error}") from error
-        except BotoCoreError as error:
-            raise InvocationFailed(f"function {name}: {error}") from error
-        return True
 
     def _retry(self, name: str, body: bytes, deadline_s: float, log: bool) -> Answer:
         end, pause, crashes = self._clock() + deadline_s, PAUSE_S, 0
@@ -125,9 +124,7 @@ class FunctionClient:
             except ClientError as error:
                 status = error.response["ResponseMetadata"]["HTTPStatusCode"]
                 if _code(error) in _MISSING:
-                    raise FunctionMissing(
-                        f"function {name}: {_code(error)}; deploy it (rollmill rewards deploy) or correct serverless"
-                    ) from error
+                    raise _missing(name, error) from error
                 if status != 429 and status < 500:
                     raise FunctionFailed(f"function {name}: {error}") from error
                 why = f"{status} {_code(error)}"
@@ -149,6 +146,12 @@ class FunctionClient:
 
 def _code(error: ClientError) -> str:
     return error.response["Error"].get("Code", "")
+
+
+def _missing(name: str, error: ClientError) -> FunctionMissing:
+    return FunctionMissing(
+        f"function {name}: {_code(error)}; deploy it (rollmill rewards deploy) or correct the section serverless"
+    )
 
 
 def _parsed(name: str, payload: bytes) -> Any:

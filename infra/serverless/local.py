@@ -5,9 +5,9 @@ It is our own for want of a faithful one that runs without Docker. Measured: AWS
 of running anything; localstack wants Docker. What it must do is little, for the part that runs the handler is AWS's
 `awslambdaric` itself: the real client (boto3) on one side, the real runtime on the other.
 
-Kept: cold starts, one event per process at a time, timeouts, memory, 6 MB each way, throttling
-(TooManyRequestsException), the shapes of errors, scale to zero. Not kept: it checks no signature (anyone on this
-machine may call it), isolates nothing, and answers synchronous invocations only.
+Kept: cold starts, one event per process at a time, timeouts, the memory of the process itself (not of its children),
+6 MB each way, throttling (TooManyRequestsException), the shapes of errors, scale to zero. Not kept: it checks no
+signature (anyone on this machine may call it), isolates nothing, and answers synchronous invocations only.
 
 Invariants: loopback only; at most `concurrency` events at once, and what is above is refused, not queued; a process
 that had no event for `idle_s` seconds is ended; none outlives this one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -102,3 +103,10 @@ def view(text: str = "hi", reward: float = 0.5, **info: object) -> TrajectoryVie
 def event(name: str, *views: TrajectoryView, **options: object) -> dict:
     """For a toy."""
     return {"reward": f"toy_rewards:{name}", "options": options, "views": [v.as_json() for v in views or (view(),)]}
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not within the deadline"
+        time.sleep(0.02)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from infra.serverless.client import lambda_client
 from infra.serverless.local import REQUEST_BYTES
-from tests.serverless.conftest import Serve, Served, event, view
+from tests.serverless.conftest import Serve, Served, event, eventually, view
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +33,6 @@ def parts(answer: dict[str, Any]) -> dict[str, float]:
 
 def encoded(*args: Any, **options: Any) -> bytes:
     return json.dumps(event(*args, **options)).encode()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not within the deadline"
-        time.sleep(0.02)
 
 
 def test_a_process_is_started_once_and_serves_again(serve: Serve) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from infra.serverless.bundle import Bundle
+from infra.serverless.errors import FunctionMissing, InvocationFailed
 from rewards.registry import check_reward
 from rl.config.load import validate
+from rl.config.work import DeadlineSection
 from rl.errors import ConfigError, RewardFailure
-from tasks.functions import RewardScorer, bundle_of
-from tests.serverless.conftest import Serve, view
+from tasks.functions import RewardScorer, bundle_of, check_functions
+from tests.serverless.conftest import Serve, eventually, view
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +126,35 @@ def test_an_endpoint_that_died_is_started_again(local: Any) -> None:
     first._child.kill()
     first._child.wait()
     assert score(made) == {"good": 0.5} and made._host is not first
+
+
+def test_an_idle_function_ends_with_an_endpoint_that_is_killed(local: Any) -> None:
+    made = local("toy_rewards:process")
+    pid = int(score(made)["pid"])
+    made._host._child.kill()
+    eventually(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_busy_function_ends_with_an_endpoint_that_is_killed(local: Any, tmp_path: Path) -> None:
+    made = local("toy_rewards:waiting", gate=str(tmp_path / "gate"))  # which nobody opens
+    made.config = made.config.model_copy(update={"deadlines": DeadlineSection(score=20)})
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(score, made)
+        eventually(lambda: any(tmp_path.glob("gate-*")))
+        pid = int(next(tmp_path.glob("gate-*")).name.removeprefix("gate-"))
+        made._host._child.kill()
+        eventually(lambda: not psutil.pid_exists(pid))
+        assert isinstance(asked.exception(120), RewardFailure)
+
+
+def test_a_run_on_aws_needs_its_functions_there(serve: Serve, tmp_path: Path) -> None:
+    section = {"type": "lambda", "prefix": "t", "endpoint_url": serve().url}
+    check_functions(scorer(tmp_path, TERMS, section).config)
+    check_functions(scorer(tmp_path, TERMS, None).config)
+    with pytest.raises(FunctionMissing, match=r"t-math: ResourceNotFoundException; deploy it"):
+        check_functions(scorer(tmp_path, "math", section).config)
+    with pytest.raises(InvocationFailed, match="t-toys"):
+        check_functions(scorer(tmp_path, TERMS, section | {"endpoint_url": "http://127.0.0.1:9"}).config)
 
 
 def test_nothing_is_left_after_close(local: Any, tmp_path: Path) -> None:
