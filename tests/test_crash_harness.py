@@ -1,0 +1,25 @@
+"""The kills of CI: 180 among processes that only speak the store's protocol, 20 in a real run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("kills", "real"), [(180, 0), (20, 20)], ids=["protocol", "real"])
+def test_nothing_is_lost_or_doubled_by_kills(kills: int, real: int) -> None:
+    command = [sys.executable, "-m", "benchmarks.crash", "--kills", str(kills), "--real", str(real), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-8000:]
+    figures = {f["name"]: f["value"] for f in json.loads(done.stdout.splitlines()[-1])["figures"]}
+    assert (figures["kills"], figures["real_kills"]) == (kills, real), output[-4000:]
+    wrong = ("lost", "doubled", "staleness_violations", "unreadable", "broken_rules", "unforeseen_ends")
+    assert not any(figures[name] for name in wrong), output[-8000:]
+    assert figures["versions"] > 5 and figures["trained"] > 5, output[-4000:]
