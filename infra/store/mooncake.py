@@ -3,8 +3,10 @@
 One value per part, under `{key}@{offset}`; what was `put` lies at offset 0.
 
 Invariants
-- It is never the only copy: its master forgets what it needs room for, and all of it with the process that lends the
-  memory (the trainer). Whoever finds a part missing reads the version from S3.
+- It is never the only copy: all is gone with the process that lends the memory (the trainer). Whoever finds a part
+  missing reads the version from S3.
+- What is put stays until it is forgotten by name: left to itself, a full Mooncake evicts what nobody has read yet, such
+  as the first parts of the version that is just being put. Where there is no room a put fails.
 - A key is written once: Mooncake keeps the first value without saying so. Values are verified by whoever pulls.
 - A missing value is told from one that could not be read: Mooncake answers both with no bytes.
 - A master that does not answer is a named error within `CONNECT_S`; a peer that hangs, within Mooncake's own 30 s.
@@ -14,16 +16,23 @@ The library listens on every interface of the machine for its peers, without aut
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 from infra.store.errors import NotFound, StoreError
 from rl.config.infrastructure import MooncakeWeights
 
 CONNECT_S = 3.0
+NO_ROOM = -200
 BUFFER_BYTES = 512 << 20
 """Of this process, for parts on their way."""
+RDMA = Path(sys.prefix) / "share" / "rollmill" / "rdma"
+"""Where `make rdma` puts libibverbs, which the library links to, also for TCP."""
 _MEND = "start mooncake_master there, or set weights.type to s3 (`--set weights.type=s3 --resume` goes on)"
 
 
@@ -38,7 +47,9 @@ class MooncakeShelf:
         """Raises MooncakeUnavailable."""
         self._master = section.master
         host = _own_address(section.master)
-        self._store = _library()()
+        library = _library()
+        self._store, self._pinned = library.MooncakeDistributedStore(), library.ReplicateConfig()
+        self._pinned.with_hard_pin = True
         # positional: host, metadata (peers find each other by handshake), lent, buffer, protocol, devices, master
         code = self._store.setup(host, "P2PHANDSHAKE", lend_bytes, BUFFER_BYTES, "tcp", "", section.master)
         if code != 0:
@@ -62,12 +73,19 @@ class MooncakeShelf:
             raise NotFound("mooncake", f"{key}@{start}")
         raise MooncakeUnavailable(f"{key} at {start} can not be read from Mooncake {self._master} (code {there})")
 
+    def forget(self, key_prefix: str) -> None:
+        """Give back the room of a directory, and of one that broke off."""
+        code = self._store.remove_by_regex(f"^{re.escape(key_prefix)}", True)  # also what was read just now
+        if code < 0:
+            raise MooncakeUnavailable(f"{key_prefix} can not be removed from Mooncake {self._master} (code {code})")
+
     def _put(self, key: str, start: int, body: bytes) -> None:
         if not body:  # Mooncake takes no empty value
             return
-        code = self._store.put(f"{key}@{start}", body)
+        code = self._store.put(f"{key}@{start}", body, self._pinned)
         if code != 0:
-            raise MooncakeUnavailable(f"{key} at {start} can not be put into Mooncake {self._master} (code {code})")
+            why = "no room, raise weights.lend_mb" if code == NO_ROOM else f"code {code}"
+            raise MooncakeUnavailable(f"{key} at {start} can not be put into Mooncake {self._master}: {why}")
 
     def close(self) -> None:
         """Give back the memory lent, and what it holds."""
@@ -87,19 +105,22 @@ class _Upload:
         pass
 
     def abandon(self) -> None:
-        """The master forgets it in time."""
+        """`forget` is the mend."""
 
 
 def _library() -> Any:
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
+        if (RDMA / name).exists():
+            ctypes.CDLL(str(RDMA / name), mode=ctypes.RTLD_GLOBAL)
     try:
-        from mooncake.store import MooncakeDistributedStore
+        from mooncake import store
     except ImportError as error:
         raise MooncakeUnavailable(
             f"weights.type is mooncake, but its library can not be loaded ({error}): pip install 'rollmill[mooncake]', "
-            "and libibverbs of the system (Debian: apt install libibverbs1); or set weights.type to s3"
+            "and libibverbs of the system (Debian: apt install libibverbs1, or `make rdma`); or set weights.type to s3"
         ) from error
-    return MooncakeDistributedStore
+    return store
 
 
 def _own_address(master: str) -> str:

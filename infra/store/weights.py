@@ -12,8 +12,10 @@ Invariants
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from infra.store.directories import Shelf, copy_directory, pull_directory, push_directory, read_manifest
 from infra.store.errors import StoreError
@@ -23,14 +25,25 @@ from rl.config.infrastructure import MooncakeWeights, S3Weights
 MODEL = ("model/*",)
 """What engines read of a version."""
 
+class Memory(Shelf, Protocol):
+    """A fast shelf of small size."""
+
+    def forget(self, key_prefix: str) -> None:
+        """Give back the room of a directory. Raises StoreError."""
+
+    def close(self) -> None:
+        """Leave it, with what this process lent it."""
+
+
 log = logging.getLogger(__name__)
 
 
 class WeightStore:
     """S3, and a faster shelf where the configuration names one."""
 
-    def __init__(self, truth: Shelf, fast: Shelf | None = None) -> None:
+    def __init__(self, truth: Shelf, fast: Memory | None = None) -> None:
         self._truth, self._fast = truth, fast
+        self._copied: deque[str] = deque()
 
     @classmethod
     def open(cls, section: S3Weights | MooncakeWeights, truth: Shelf, lend: bool = False) -> WeightStore:
@@ -43,12 +56,20 @@ class WeightStore:
         """A version's directory, complete in S3 when this returns; the sha256 of its manifest. Raises StoreError."""
         sha = push_directory(self._truth, key_prefix, directory)
         if self._fast is not None:
-            _, manifest = read_manifest(self._truth, key_prefix, sha)
             try:
-                copy_directory(self._fast, key_prefix, manifest, directory, MODEL)
+                self._copy(self._fast, key_prefix, sha, directory)
             except StoreError as error:
                 log.warning("%s is in S3 only: %s", key_prefix, error)
         return sha
+
+    def _copy(self, fast: Memory, key_prefix: str, sha: str, directory: Path) -> None:
+        """The engines have the version before, when the next one is pushed: older ones make room."""
+        while len(self._copied) > 1:
+            fast.forget(self._copied[0])
+            self._copied.popleft()
+        self._copied.append(key_prefix)
+        _, manifest = read_manifest(self._truth, key_prefix, sha)
+        copy_directory(fast, key_prefix, manifest, directory, MODEL)
 
     def pull(self, key_prefix: str, manifest_sha256: str, into: Path, only: Sequence[str] = MODEL) -> Path:
         """A verified local copy (see `pull_directory`). Raises StoreError."""
@@ -61,5 +82,5 @@ class WeightStore:
 
     def close(self) -> None:
         """Leave the fast shelf, with what this process lent it."""
-        if isinstance(self._fast, MooncakeShelf):
+        if self._fast is not None:
             self._fast.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import ctypes.util
 import shutil
 import sys
 import sysconfig
@@ -19,6 +17,7 @@ import pytest
 from infra.services import processes
 from infra.services.service import HOST, Launch, environment, url
 from infra.services.supervisor import tail
+from infra.store.mooncake import RDMA
 
 DEADLINE_S = 60.0
 MINISTACK = Path(sys.prefix) / "share" / "rollmill" / "ministack"
@@ -88,23 +87,9 @@ def _answers(address: str) -> bool:
     return False
 
 
-RDMA = Path(sys.prefix) / "share" / "rollmill" / "rdma"
-"""Where `make rdma` puts libibverbs, which Mooncake's library links to, also for TCP."""
-
-
-def load_rdma() -> None:
-    """Let this process import Mooncake's library on a system without libibverbs."""
-    if ctypes.util.find_library("ibverbs") is None:
-        for name in ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1"):
-            if not (RDMA / name).exists():
-                pytest.fail(f"{name} is neither in the system nor in {RDMA}: run `make rdma`")
-            ctypes.CDLL(str(RDMA / name), mode=ctypes.RTLD_GLOBAL)
-
-
 @contextlib.contextmanager
 def mooncake_master(home: Path) -> Iterator[str]:
     """host:port of a Mooncake master."""
-    load_rdma()
     taken: set[int] = set()
     rpc, metrics = processes.free_port(taken), processes.free_port(taken)
     argv = [

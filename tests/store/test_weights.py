@@ -45,6 +45,11 @@ class MemoryShelf:
             raise NotFound("memory", key)
         return self.values[key, start]
 
+    def forget(self, key_prefix: str) -> None:
+        self.values = {key: body for key, body in self.values.items() if not key[0].startswith(key_prefix)}
+
+    def close(self) -> None: ...
+
     def upload(self, key: str, part_bytes: int) -> Upload:
         shelf = self
 
@@ -67,9 +72,17 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def mooncake(master: str) -> Iterator[MooncakeShelf]:
-    shelf = MooncakeShelf(MooncakeWeights(master=master), lend_bytes=256 << 20)
+    shelf = MooncakeShelf(MooncakeWeights(master=master), lend_bytes=128 << 20)
     yield shelf
     shelf.close()
+
+
+@pytest.fixture(autouse=True)
+def room(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves in Mooncake makes room."""
+    yield
+    if "mooncake" in request.fixturenames or "[mooncake" in request.node.name:
+        request.getfixturevalue("mooncake").forget("test/")
 
 
 @pytest.fixture
@@ -180,6 +193,8 @@ def test_a_version_is_there_whole_or_not_at_all(shelf: Shelf, version: Path, tmp
             push_directory(cast(Shelf, Cut(shelf, operations)), at, version, LEAST)
         with pytest.raises(NotFound, match=r"manifest\.json"):
             pull_directory(shelf, at, None, tmp_path / "cache")
+        if isinstance(shelf, MooncakeShelf):
+            shelf.forget(at)  # what broke off takes room
     at = f"test/cut-{os.getpid()}-{next(serial)}/"
     sha = push_directory(cast(Shelf, Cut(shelf, 12)), at, version, LEAST)
     assert contents(pull_directory(shelf, at, sha, tmp_path / "cache")) == contents(version)
@@ -263,14 +278,42 @@ def test_a_master_that_is_away_is_told_at_once() -> None:
         MooncakeShelf(MooncakeWeights(master="127.0.0.1:9"))
 
 
+@pytest.mark.server
+def test_the_newest_two_versions_are_in_mooncake_and_older_ones_make_room(
+    mooncake: MooncakeShelf, version: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten versions of 15 MiB (`model/`), in memory for eight."""
+    weights, ats, shas = WeightStore(MemoryShelf(), mooncake), [], []
+    for i in range(10):
+        ats.append(f"test/room-{os.getpid()}-{next(serial)}/")
+        shas.append(weights.push(ats[-1], version))
+        for at, sha in list(zip(ats, shas, strict=True))[-2:]:
+            copy = pull_directory(mooncake, at, sha, tmp_path / f"{i}" / at, only=("model/*",))
+            assert contents(copy) == model(contents(version))
+    with pytest.raises(NotFound):
+        mooncake.get(ats[-3] + "manifest.json")
+    assert not caplog.records
+
+
+@pytest.mark.server
+def test_a_version_without_room_is_told_and_leaves_the_others(
+    mooncake: MooncakeShelf, at: str, version: Path, tmp_path: Path
+) -> None:
+    sha = push_directory(mooncake, at, version, LEAST)
+    (huge := tmp_path / "huge").mkdir()
+    (huge / "big").write_bytes(bytes(112 << 20))
+    with pytest.raises(MooncakeUnavailable, match=r"no room, raise weights.lend_mb"):
+        push_directory(mooncake, at + "huge/", huge, LEAST)
+    mooncake.forget(at + "huge/")
+    assert contents(pull_directory(mooncake, at, sha, tmp_path / "cache")) == contents(version)
+
+
 LENDER = """
 import sys
 from pathlib import Path
 from infra.store.directories import push_directory
 from infra.store.mooncake import MooncakeShelf
 from rl.config.infrastructure import MooncakeWeights
-from tests.store import servers
-servers.load_rdma()
 shelf = MooncakeShelf(MooncakeWeights(master=sys.argv[1]), lend_bytes=64 << 20)
 print(push_directory(shelf, sys.argv[2], Path(sys.argv[3])), flush=True)
 sys.stdin.read()

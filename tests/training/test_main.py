@@ -211,12 +211,58 @@ Engines.prefetch = die
 """
 
 
+PUSHING = """
+import os, signal
+from infra.store.objects import ObjectStore
+put, manifests = ObjectStore.put, []
+def die(self, key, body):
+    manifests.extend([key] if "/state/" in key and key.endswith("manifest.json") else [])
+    if len(manifests) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return put(self, key, body)
+ObjectStore.put = die
+"""
+AHEAD = """
+import os, signal, threading
+from infra.training.loop import Leader
+from infra.training.publish import Checkpoints
+push, next_batch = Checkpoints.push, Leader.next_batch
+def hang(self, snapshot, *more):
+    if snapshot.version == 3:
+        threading.Event().wait(60)
+    return push(self, snapshot, *more)
+def die(self):
+    batch = next_batch(self)
+    if batch.version == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+Checkpoints.push, Leader.next_batch = hang, die
+"""
+UPDATING = """
+import os, signal
+from infra.proxy.client import ControlClient
+update = ControlClient.update
+def die(self, version, oldest_viable):
+    if version == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self, version, oldest_viable)
+ControlClient.update = die
+"""
+MOMENTS = {
+    "without-its-manifest": (PUSHING, 2),
+    "a-batch-ahead": (AHEAD, 2),
+    "before-record": (BEFORE, 2),
+    "after-record": (AFTER, 3),
+    "engines-suspended": (UPDATING, 2),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("moment", "left"), [(BEFORE, 2), (AFTER, 3)], ids=["before-record", "after-record"])
+@pytest.mark.parametrize(("moment", "left"), MOMENTS.values(), ids=MOMENTS)
 def test_a_kill_at_the_commit_loses_and_doubles_nothing(
     scene: Callable[..., Scene], moment: str, left: int
 ) -> None:
-    """Between the push of the state and its record, and between the record and the prefetch."""
+    """In the push of a state; with the next batch in hand; between push and record, record and prefetch; in a swap."""
     want = scene(**FAR, training={"checkpoint_every": 2})
     want.seal_many(12)
     assert want.train_here() == 0
