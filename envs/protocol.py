@@ -84,6 +84,11 @@ class Environment(ABC):
     tools: Sequence[dict[str, Any]] = ()
     """JSON schemas of callable tools, for chat templates that show them; read after `reset`."""
 
+    @classmethod  # noqa: B027  most need nothing
+    def fetch(cls, options: Mapping[str, Any]) -> None:
+        """Get and build what `prepare` finds on this machine, once per machine and with the network; called by
+        `rollmill env prepare` only. Raises ConfigError with the mend."""
+
     @classmethod  # noqa: B027  most share nothing
     def prepare(cls, options: Mapping[str, Any]) -> None:
         """Make heavy data that instances share (an index, say); called once per worker and options, in a thread,

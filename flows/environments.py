@@ -60,6 +60,16 @@ def show() -> None:
 
 @app.command()
 @one_line_errors
+def prepare(spec: Spec, options: Options = []) -> None:  # noqa: B006
+    """Get the data that an environment needs onto this machine; it may use the network."""
+    section = _section(spec, options)
+    environment_class(spec).fetch(section.environment_options)
+    asyncio.run(_prepared(section))
+    _say(spec, "is ready")
+
+
+@app.command()
+@one_line_errors
 def play(
     spec: Spec,
     options: Options = [],  # noqa: B006  typer copies it

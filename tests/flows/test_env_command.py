@@ -49,6 +49,17 @@ def test_the_expert_plays_for_a_person() -> None:
     assert code == 0 and "reward 1" in output and 'info  {"end": "right"}' in output
 
 
+def test_data_is_fetched_first_and_what_is_missing_is_said_with_its_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envs.data.corpus.HOME", tmp_path)
+    code, output = run("play", "shop")
+    assert code == 2 and "the corpus shop is not on this machine" in output and "`rollmill env prepare shop`" in output
+    assert run("play", "shop", "--set", "corpus=excerpt")[0] == 0
+    code, output = run("prepare", "calculator")
+    assert code == 0 and "calculator  is ready" in output
+
+
 def test_the_end_of_input_gives_up() -> None:
     code, output = run("play", "frozen_lake")
     assert code == 0 and "end  0 turns, reward 0" in output
