@@ -21,6 +21,7 @@ BUILT_IN = {
     "calculator": "envs.calculator:Calculator",
     "code_tests": "envs.code_tests:CodeTests",
     "frozen_lake": "envs.frozen_lake:FrozenLake",
+    "function_calling": "envs.function_calling:FunctionCalling",
     "shop": "envs.shop:Shop",
     "sql_tables": "envs.sql_tables:SqlTables",
 }
