@@ -254,7 +254,7 @@ class EnvironmentManager:
                 for key in [k for k, live in self._parked.items() if live.parked_until < now]:
                     logger.warning("environment %s was never claimed: closed", key)
                     await self._discard(key)
-        logger.warning("nobody renews the lease of the run: %d environments closed", self.live)
+        logger.info("the run is no longer wanted: %d environments closed", self.live)
         await self._close_all()
 
 

@@ -217,6 +217,21 @@ def test_failing_environments_are_counted_drops_and_the_run_goes_on(rollmill: Ro
     assert rollmill.log("unlucky").ledger.dropped_groups["environment_error"] > 0
 
 
+def test_disturbances_on_purpose_are_never_taken_for_real_failures(rollmill: Rollmill):
+    code, output = rollmill.train(
+        "disturbances",
+        "domains.0.injection={step_failure: 0.03, step_latency: {type: lognormal, median: 0.002}}",
+        "model.warmstart=null",
+        f"model.source={{type: pretrained, path: {_warm_model(rollmill)}}}",
+        "rollout.member_retries=0",
+        "evaluation.problems=0",
+    )
+    assert code == 0, output
+    audit(rollmill, "disturbances", 4)
+    dropped = rollmill.log("disturbances").ledger.dropped_groups
+    assert dropped["injected"] > 0 and not [name for name in dropped if name.startswith("environment")]
+
+
 def test_an_environment_that_always_raises_ends_the_run_by_name(rollmill: Rollmill):
     code, output = rollmill.train(
         "broken",
