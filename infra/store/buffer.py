@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -36,9 +36,7 @@ from rl.staleness import StalenessPolicy
 from rl.trajectory import Group, Uid
 
 READERS = 16
-"""Objects read at once."""
-DECODERS = 4
-"""Segments decoded at once: Parquet is read outside the interpreter's lock."""
+"""Objects read and decoded at once: both happen outside the interpreter's lock, for the most part."""
 _SEGMENT = re.compile(r"groups/(\d{10})/[^/]+-\d{6,}\.parquet$")
 _WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -55,8 +53,8 @@ class _Segment:
     """A segment in memory, still encoded: small, and decoded only when it is trained."""
 
     version: int
-    body: bytes
-    candidates: list[Candidate] = field(default_factory=list)
+    encoded: schema.Segment
+    candidates: list[Candidate]
 
 
 class SampleBuffer:
@@ -70,6 +68,7 @@ class SampleBuffer:
         self._segments: dict[str, _Segment] = {}
         self._home: dict[Uid, str] = {}
         self._taken: set[Uid] = set()
+        self._pool = ThreadPoolExecutor(READERS)
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -102,18 +101,17 @@ class SampleBuffer:
         start = f"{self._prefix}groups/{floor:010d}/"
         listed = (key.removeprefix(self._prefix) for key in self._store.keys(f"{self._prefix}groups/", start))
         fresh = [key for key in listed if key not in self._seen and _SEGMENT.fullmatch(key)]
-        with ThreadPoolExecutor(READERS) as pool:
-            for key, segment in zip(fresh, pool.map(self._read_listed, fresh), strict=True):
-                if segment is not None:
-                    self._seen[key] = segment.version
-                    self._segments[key] = segment
+        for key, segment in zip(fresh, self._pool.map(self._read_listed, fresh), strict=True):
+            if segment is not None:
+                self._seen[key] = segment.version
+                self._segments[key] = segment
         self._forget(ledger, floor)
         return self._offer(ledger)
 
     def take(self, uids: Sequence[Uid]) -> list[Group]:
         """The groups of these candidates, in this order. Raises KeyError for one that `refresh` did not offer."""
         self._taken.update(uids)
-        return _pick(uids, [self._home[uid] for uid in uids], {k: s.body for k, s in self._segments.items()})
+        return self._pick(uids, [self._home[uid] for uid in uids], {k: s.encoded for k, s in self._segments.items()})
 
     def segments(self, uids: Iterable[Uid]) -> list[str]:
         """The key, below the run, of the segment that each taken uid lies in: for the step record."""
@@ -127,22 +125,21 @@ class SampleBuffer:
         if len(step.segments) != len(step.trained):
             raise Corrupt(f"record {step.lsn}", f"{len(step.trained)} groups out of {len(step.segments)} segments")
         keys = sorted(set(step.segments))
-        with ThreadPoolExecutor(READERS) as pool:
-            bodies = dict(zip(keys, pool.map(self._named, keys), strict=True))
-        return _pick([Uid.parse(text) for text in step.trained], step.segments, bodies)
+        found = dict(zip(keys, self._pool.map(self._named, keys), strict=True))
+        return self._pick([Uid.parse(text) for text in step.trained], step.segments, found)
 
     def history(self, newest: int) -> list[Group]:
         """The groups of the newest segments, settled ones too, oldest first: for reports. Lists every segment; what is
         deleted meanwhile is left out."""
         listed = (key.removeprefix(self._prefix) for key in self._store.keys(f"{self._prefix}groups/"))
         keys = [key for key in listed if _SEGMENT.fullmatch(key)][-newest:]
-        with ThreadPoolExecutor(READERS) as pool:
-            return [group for body in pool.map(self._there, keys) if body is not None for group in schema.decode(body)]
+        bodies = self._pool.map(self._there, keys)
+        return [group for body in bodies if body is not None for group in schema.decode(body)]
 
     @property
     def pending_bytes(self) -> int:
         """Encoded bytes of the segments in memory."""
-        return sum(len(segment.body) for segment in self._segments.values())
+        return sum(segment.encoded.size for segment in self._segments.values())
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -188,39 +185,38 @@ class SampleBuffer:
         body = self._store.get(self._prefix + key)
         match = _SEGMENT.fullmatch(key)
         try:
-            candidates = schema.summarise(body)
+            encoded = schema.Segment(body)
+            candidates = encoded.candidates()
         except SchemaTooNew as error:
             raise SchemaTooNew(f"{key}: {error}") from error
         except (pa.ArrowException, KeyError) as error:
             raise Corrupt(key, f"not a segment: {error}") from error
         if match is None or any(c.version != int(match[1]) for c in candidates):
             raise Corrupt(key, "holds groups of another version than its key says")
-        return _Segment(int(match[1]), body, candidates)
+        return _Segment(int(match[1]), encoded, candidates)
 
-    def _named(self, key: str) -> bytes:
+    def _named(self, key: str) -> schema.Segment:
         try:
-            return self._store.get(self._prefix + key)
+            return schema.Segment(self._store.get(self._prefix + key))
         except NotFound as error:
             raise Corrupt(key, "missing, though a step record names it") from error
+
+    def _pick(self, uids: Sequence[Uid], keys: Sequence[str], there: Mapping[str, schema.Segment]) -> list[Group]:
+        """Group i out of segment i; every segment is decoded once, and of it only what is wanted."""
+        wanted: dict[str, set[Uid]] = {}
+        for uid, key in zip(uids, keys, strict=True):
+            wanted.setdefault(key, set()).add(uid)
+        found: dict[tuple[str, Uid], Group] = {}
+        decoded = self._pool.map(lambda key: there[key].groups(wanted[key]), wanted)
+        for key, groups in zip(wanted, decoded, strict=True):
+            found |= {(key, group.uid): group for group in groups}
+        missing = [f"{uid} in {key}" for uid, key in zip(uids, keys, strict=True) if (key, uid) not in found]
+        if missing:
+            raise Corrupt(missing[0], "no such group")
+        return [found[key, uid] for uid, key in zip(uids, keys, strict=True)]
 
 
 def _closed(ledger: Ledger, uid: Uid) -> bool:
     """Whether the attempt can never be open again, for a ledger that may be behind the one of the producer."""
     granted = ledger.open_attempt(uid.ordinal)
     return granted is None or uid.attempt < granted
-
-
-def _pick(uids: Sequence[Uid], keys: Sequence[str], bodies: dict[str, bytes]) -> list[Group]:
-    """Group i out of segment i; every segment is decoded once, and of it only what is wanted."""
-    wanted: dict[str, set[Uid]] = {}
-    for uid, key in zip(uids, keys, strict=True):
-        wanted.setdefault(key, set()).add(uid)
-    found: dict[tuple[str, Uid], Group] = {}
-    with ThreadPoolExecutor(DECODERS) as pool:
-        decoded = pool.map(lambda key: schema.decode(bodies[key], wanted[key]), wanted)
-        for key, groups in zip(wanted, decoded, strict=True):
-            found |= {(key, group.uid): group for group in groups}
-    missing = [f"{uid} in {key}" for uid, key in zip(uids, keys, strict=True) if (key, uid) not in found]
-    if missing:
-        raise Corrupt(missing[0], "no such group")
-    return [found[key, uid] for uid, key in zip(uids, keys, strict=True)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 
-import numpy as np
 import pyarrow as pa
 
 _TYPES = {"B": pa.uint8(), "i": pa.int32(), "q": pa.int64(), "f": pa.float32()}
@@ -17,10 +17,10 @@ _TYPES = {"B": pa.uint8(), "i": pa.int32(), "q": pa.int64(), "f": pa.float32()}
 def numbers(lists: Sequence[Sequence[float] | None], code: str) -> pa.ListArray:
     """A list column of numbers of the format `code` (as in `array`: B, i, q or f)."""
     packed = [v if isinstance(v, array) and v.typecode == code else array(code, v or ()) for v in lists]
-    offsets = np.cumsum([0, *map(len, packed)], dtype=np.int32)
-    values = pa.Array.from_buffers(_TYPES[code], int(offsets[-1]), [None, pa.py_buffer(b"".join(packed))])
+    offsets = [0, *accumulate(map(len, packed))]
+    values = pa.Array.from_buffers(_TYPES[code], offsets[-1], [None, pa.py_buffer(b"".join(packed))])
     missing = pa.array([values is None for values in lists], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=missing)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=missing)
 
 
 def arrays(column: pa.ChunkedArray, code: str) -> list[array | None]:

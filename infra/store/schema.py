@@ -107,8 +107,8 @@ _MEMBER: dict[str, Callable[[Trajectory], Any]] = {
     "turns": lambda t: t.turns,
     "retry": lambda t: t.retry,
     "status": lambda t: t.status.value,
-    "generated_tokens": lambda t: int(np.sum(t.loss_mask)),
-    "newest_version": lambda t: int(np.max(t.versions)) if len(t.versions) else None,
+    "generated_tokens": lambda t: int(np.asarray(t.loss_mask).sum()),
+    "newest_version": lambda t: int(np.asarray(t.versions).max()) if len(t.versions) else None,
     "reward": lambda t: t.reward,
     "environment_reward": lambda t: t.environment_reward,
     "rewards": lambda t: [{"name": name, "value": value} for name, value in t.rewards.items()],
@@ -165,69 +165,86 @@ def write(rows: pa.Table, encoding: Mapping[str, Any]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
-    """The groups of a segment, in order; only those of `uids`, if given.
+class Segment:
+    """A segment's bytes, opened: what is wanted of it is read when it is asked for. Belongs to one thread at a time.
 
-    Raises SchemaTooNew, or pyarrow's ArrowInvalid for bytes that are no segment.
+    Raises SchemaTooNew, or pyarrow's ArrowInvalid for bytes that are no segment; so do its methods.
     """
-    rows = _read(body, [name for name in SCHEMA.names if name not in _DERIVED])
-    keys = list(map(Uid, rows["ordinal"].to_pylist(), rows["attempt"].to_pylist()))
-    if uids is not None and not all(uid in uids for uid in keys):
-        wanted = [at for at, uid in enumerate(keys) if uid in uids]
-        rows, keys = rows.take(pa.array(wanted, pa.int64())), [keys[at] for at in wanted]
-    columns: dict[str, list[Any]] = {
-        name: arrays(column, PACKED[name]) if name in PACKED else column.to_pylist()
-        for name, column in zip(rows.column_names, rows.columns, strict=True)
-    }
-    members = [name for name in columns if name not in _GROUP]
-    groups = []
-    for uid, adjacent in groupby(range(len(keys)), key=keys.__getitem__):
-        at = list(adjacent)
-        first = at[0]
-        problem = Problem(uid.ordinal, *(columns[name][first] for name in ("domain", "problem_index", "seed", "split")))
-        whole = [
-            _member(uid, problem, {name: columns[name][i] for name in members})
-            for i in at
-            if columns["member"][i] is not None
-        ]
-        groups.append(Group(uid, problem, columns["version"][first], whole, columns["tombstone"][first]))
-    return groups
 
-
-def summarise(body: bytes) -> list[Candidate]:
-    """What selection needs to know of a segment's groups, from its narrow columns alone. Raises as `decode`."""
-    columns = ["ordinal", "attempt", "version", "tombstone", "reward", "newest_version", "domain", "generated_tokens"]
-    rows = _read(body, columns)
-    found = []
-    members = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-    for (ordinal, attempt), adjacent in groupby(members, lambda member: member[:2]):
-        _, _, versions, tombstones, rewards, newest, domains, tokens = zip(*adjacent, strict=True)
-        parts = [reward for reward in rewards if reward is not None]
-        informative = bool(parts) and max(parts) - min(parts) > 1e-9
-        last = max((version for version in newest if version is not None), default=versions[0])
-        later = last if last > versions[0] else None
-        longest = max((n for n in tokens if n is not None), default=0)
-        found.append(
-            Candidate(Uid(ordinal, attempt), versions[0], informative, tombstones[0], later, domains[0], longest)
-        )
-    return found
-
-
-def _read(body: bytes, columns: list[str]) -> pa.Table:
-    """These columns, in this order, without the optional ones that an older file lacks."""
-    with pq.ParquetFile(pa.BufferReader(body)) as file:
-        written = (file.metadata.metadata or {}).get(_META.encode())
+    def __init__(self, body: bytes) -> None:
+        self.size = len(body)
+        self._file = pq.ParquetFile(pa.BufferReader(body))
+        written = (self._file.metadata.metadata or {}).get(_META.encode())
         if written is None:
             raise pa.ArrowInvalid("not a segment: the schema version is missing from the file's metadata")
         if int(written.partition(b".")[0]) > SCHEMA_VERSION[0]:
             ours = "{}.{}".format(*SCHEMA_VERSION)
             raise SchemaTooNew(f"schema version {written.decode()}, this Rollmill reads up to {ours}; upgrade it")
-        there = set(file.schema_arrow.names)
+
+    def groups(self, uids: Collection[Uid] | None = None) -> list[Group]:
+        """The groups, in order; only those of `uids`, if given."""
+        rows = self._read([name for name in SCHEMA.names if name not in _DERIVED])
+        keys = list(map(Uid, rows["ordinal"].to_pylist(), rows["attempt"].to_pylist()))
+        if uids is not None and not all(uid in uids for uid in keys):
+            wanted = [at for at, uid in enumerate(keys) if uid in uids]
+            rows, keys = rows.take(pa.array(wanted, pa.int64())), [keys[at] for at in wanted]
+        columns: dict[str, list[Any]] = {
+            name: arrays(column, PACKED[name]) if name in PACKED else column.to_pylist()
+            for name, column in zip(rows.column_names, rows.columns, strict=True)
+        }
+        members = [name for name in columns if name not in _GROUP]
+        groups = []
+        for uid, adjacent in groupby(range(len(keys)), key=keys.__getitem__):
+            at = list(adjacent)
+            first = at[0]
+            problem = Problem(
+                uid.ordinal, *(columns[name][first] for name in ("domain", "problem_index", "seed", "split"))
+            )
+            whole = [
+                _member(uid, problem, {name: columns[name][i] for name in members})
+                for i in at
+                if columns["member"][i] is not None
+            ]
+            groups.append(Group(uid, problem, columns["version"][first], whole, columns["tombstone"][first]))
+        return groups
+
+    def candidates(self) -> list[Candidate]:
+        """What selection needs to know of the groups, from the narrow columns alone."""
+        rows = self._read(
+            ["ordinal", "attempt", "version", "tombstone", "reward", "newest_version", "domain", "generated_tokens"]
+        )
+        found = []
+        members = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        for (ordinal, attempt), adjacent in groupby(members, lambda member: member[:2]):
+            _, _, versions, tombstones, rewards, newest, domains, tokens = zip(*adjacent, strict=True)
+            parts = [reward for reward in rewards if reward is not None]
+            informative = bool(parts) and max(parts) - min(parts) > 1e-9
+            last = max((version for version in newest if version is not None), default=versions[0])
+            later = last if last > versions[0] else None
+            longest = max((n for n in tokens if n is not None), default=0)
+            found.append(
+                Candidate(Uid(ordinal, attempt), versions[0], informative, tombstones[0], later, domains[0], longest)
+            )
+        return found
+
+    def _read(self, columns: list[str]) -> pa.Table:
+        """These columns, in this order, without the optional ones that an older file lacks."""
+        there = set(self._file.schema_arrow.names)
         missing = [name for name in columns if name not in there and name not in _OPTIONAL]
         if missing:
             raise pa.ArrowInvalid(f"not a segment: no column {missing[0]}")
         # One thread: callers read many segments side by side.
-        return file.read([name for name in columns if name in there], use_threads=False)
+        return self._file.read([name for name in columns if name in there], use_threads=False)
+
+
+def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
+    """The groups of a segment that is read once. Raises as `Segment`."""
+    return Segment(body).groups(uids)
+
+
+def summarise(body: bytes) -> list[Candidate]:
+    """What selection needs to know of them. Raises as `Segment`."""
+    return Segment(body).candidates()
 
 
 def _check(group: Group) -> None:
@@ -240,9 +257,12 @@ def _check(group: Group) -> None:
             raise ValueError(f"group {group.uid}: member {member.member} is of {member.uid}")
 
 
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+
+
 def _json(member: Trajectory) -> str:
     try:
-        return json.dumps(member.info, allow_nan=False, ensure_ascii=False)
+        return _JSON.encode(member.info)
     except (TypeError, ValueError) as error:
         raise ValueError(f"trajectory {member.uid}/{member.member}: info is not JSON: {error}") from error
 
