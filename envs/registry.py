@@ -23,6 +23,7 @@ BUILT_IN = {
     "frozen_lake": "envs.frozen_lake:FrozenLake",
     "function_calling": "envs.function_calling:FunctionCalling",
     "shop": "envs.shop:Shop",
+    "sokoban": "envs.sokoban:Sokoban",
     "sql_tables": "envs.sql_tables:SqlTables",
 }
 
