@@ -8,10 +8,10 @@
 `wall` is the edge (a move into it stays in place), `hole` ends the episode with reward 0, `near` is closer to
 the goal and `far` is not (Manhattan distance). Reaching the goal gives 1. An unreadable move ends the episode
 with 0, as do `max_steps` moves. The map is never shown, so each answer of the environment is needed for the
-next move.
+next move. The ice may be slippery: with probability `slip` a move goes to one of the two sides instead.
 
 Invariants: every map has a path from start to goal of at least two moves; a problem is its map with start and
-goal, and the split is decided by those.
+goal, and the split is decided by those; where the n-th move slips is drawn from the problem's seed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ INSTRUCTIONS = (
     "would stay in place), hole (you would fall in and fail), near (closer to the goal) or far (not closer). "
     "Answer with one move and nothing else: [up], [down], [left] or [right]."
 )
+SLIPPERY = " The ice is slippery: a move may go to one of the two sides instead."
 _MOVE = re.compile(r"\[(up|down|left|right)\]")
 
 
 class FrozenLake(Environment):
     """A `size` x `size` map where each cell is a hole with probability `hole_share`; `max_steps` moves at
-    most.
+    most, each of which slips to a side with probability `slip`.
 
     `instructions` opens with a system message that explains the task, for models that were not warm-started
     on it. The demonstrator of `expert_action` moves at random half of the time, which leaves room to learn
@@ -47,20 +48,30 @@ class FrozenLake(Environment):
 
     hints: ClassVar[Hints] = Hints(expected_turns=4, prompt_tokens=12, response_tokens=2)
 
-    def __init__(self, size: int = 4, hole_share: float = 0.28, max_steps: int = 8, instructions: bool = False):
+    def __init__(
+        self,
+        size: int = 4,
+        hole_share: float = 0.28,
+        max_steps: int = 8,
+        instructions: bool = False,
+        slip: float = 0.0,
+    ):
         if not 2 <= size <= 64:
             raise ValueError(f"size ({size}) must be from 2 to 64")
         if not 0 <= hole_share <= 0.5:
             raise ValueError(f"hole_share ({hole_share}) must be from 0 to 0.5: beyond, few maps have a path")
         if max_steps < 2:
             raise ValueError(f"max_steps ({max_steps}) must be at least 2, the shortest path of any map")
-        self._size, self._hole_share, self._max_steps = size, hole_share, max_steps
+        if not 0 <= slip <= 0.9:
+            raise ValueError(f"slip ({slip}) must be from 0 to 0.9: beyond, moves hardly ever go where they should")
+        self._size, self._hole_share, self._max_steps, self._slip = size, hole_share, max_steps, slip
         self._instructions = instructions
         self._holes: frozenset[Cell] = frozenset()
         self._position: Cell = (0, 0)
         self._goal: Cell = (0, 0)
         self._steps = 0
         self._demonstrator = random.Random()
+        self._ice = random.Random()
 
     async def reset(self, problem: Problem) -> list[Message]:
         rng = random.Random(problem.seed)
@@ -68,8 +79,10 @@ class FrozenLake(Environment):
             pass
         self._steps = 0
         self._demonstrator = random.Random(derive_seed("demonstrator", problem.seed))
+        self._ice = random.Random(derive_seed("ice", problem.seed))
         opening = [Message("user", self._observe())]
-        return [Message("system", INSTRUCTIONS), *opening] if self._instructions else opening
+        instructions = INSTRUCTIONS + SLIPPERY * (self._slip > 0)
+        return [Message("system", instructions), *opening] if self._instructions else opening
 
     def _draw(self, rng: random.Random, split: str) -> bool:
         """Draw a map; False if it can not be used."""
@@ -88,7 +101,7 @@ class FrozenLake(Environment):
         if move is None:
             return _end("invalid", 0.0, Mistake.INVALID)
         self._steps += 1
-        target = _add(self._position, MOVES[move[1]])
+        target = _add(self._position, self._slipped(MOVES[move[1]]))
         if self._inside(target):
             self._position = target
         if self._position == self._goal:
@@ -98,6 +111,11 @@ class FrozenLake(Environment):
         if self._steps >= self._max_steps:
             return _end("time", 0.0)
         return Step(Message("user", self._observe()))
+
+    def _slipped(self, move: Cell) -> Cell:
+        """Where a move goes: there, or with probability `slip` to one of its two sides."""
+        slips, side = self._ice.random() < self._slip, self._ice.choice((1, -1))
+        return (side * move[1], side * move[0]) if slips else move
 
     def expert_action(self) -> str:
         if self._demonstrator.random() < RANDOM_SHARE:

@@ -185,6 +185,35 @@ async def test_frozen_lake_runs_out_of_moves() -> None:
     assert step.terminated and (step.info["end"] == "time" or step.reward == 1.0)
 
 
+async def slides(slip: float, seed: int) -> list[tuple[int, int]]:
+    """Where moves up from the middle of an empty lake lead."""
+    environment, ways = FrozenLake(size=9, hole_share=0.0, max_steps=1000, slip=slip), []
+    await environment.reset(problem(seed))
+    for _ in range(200):
+        environment._position, environment._goal = (4, 4), (0, 0)
+        await environment.step("[up]")
+        ways.append((environment._position[0] - 4, environment._position[1] - 4))
+    return ways
+
+
+async def test_slippery_ice_leads_to_the_sides_and_as_the_seed_says() -> None:
+    assert set(await slides(0.0, 1)) == {(-1, 0)}
+    ways = await slides(0.4, 1)
+    assert set(ways) == {(-1, 0), (0, -1), (0, 1)} and 90 <= ways.count((-1, 0)) <= 150
+    assert ways == await slides(0.4, 1) != await slides(0.4, 2)
+
+
+async def test_slip_makes_a_lake_harder() -> None:
+    def shortest(environment: Environment, _: list[Message]) -> str:
+        assert isinstance(environment, FrozenLake)
+        return f"[{environment._path()[0]}]"
+
+    async def solved(slip: float) -> float:
+        return sum([(await play(FrozenLake(slip=slip, max_steps=20), problem(s), shortest, 20))[1] for s in range(100)])
+
+    assert await solved(0.0) == 100 and 20 < await solved(0.4) < 80
+
+
 async def test_instructions_open_with_a_system_message() -> None:
     for environment in (Calculator(instructions=True), FrozenLake(instructions=True)):
         assert [m.role for m in await environment.reset(problem(0))] == ["system", "user"]
