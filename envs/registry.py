@@ -22,6 +22,7 @@ BUILT_IN = {
     "code_tests": "envs.code_tests:CodeTests",
     "frozen_lake": "envs.frozen_lake:FrozenLake",
     "function_calling": "envs.function_calling:FunctionCalling",
+    "knowledge_search": "envs.knowledge_search:KnowledgeSearch",
     "shop": "envs.shop:Shop",
     "sokoban": "envs.sokoban:Sokoban",
     "sql_tables": "envs.sql_tables:SqlTables",

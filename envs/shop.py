@@ -10,7 +10,8 @@
 The reward is the share of the wishes that the chosen program fulfils; 0 for one of another section.
 
 Invariants
-- The wishes are attributes of one program, so that they can be fulfilled; whichever program fulfils them is as good.
+- The wishes are attributes of one program, so that they can be fulfilled, and rare ones in its section, so that the
+  first best program fulfils few; whichever program fulfils them is as good.
 - A search sees names and descriptions only: whether a wish is fulfilled stands on a program's page.
 - A problem is its opening text, and the split is decided by that text.
 """
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Literal
 
 from envs.data.corpus import CORPORA, build, connect, find
 from envs.data.debian_catalogue import FACETS, RECIPE, collect, fill
-from envs.data.text_search import match
+from envs.data.text_search import terms
 from envs.protocol import Hints, Mistake, Needs, Step, in_split
 from envs.tools import ToolEnvironment, ToolError, tool, write_call
 from rl.trajectory import Message, Problem
@@ -47,6 +48,8 @@ class Program:
     section: str
     size: int
     tags: tuple[str, ...]
+    rare: tuple[str, ...]
+    """Those of the tags that less than a third of the section has: the others are no wishes worth the name."""
 
     def page(self) -> str:
         lines = (f"{self.name}: {self.text}", f"section: {self.section}", f"size: {self.size} kB")
@@ -104,26 +107,26 @@ class Shop(ToolEnvironment):
         wishes = rng.choice(self._wishes)
         while True:
             self._target = self._program("id", rng.randint(1, count))
-            if len(self._target.tags) >= wishes:
+            if len(self._target.rare) >= wishes:
                 break
-        self._tags = sorted(rng.sample(self._target.tags, wishes))
+        self._tags = sorted(rng.sample(self._target.rare, wishes))
         self._limit = next(size for size in SIZES if size >= self._target.size)
         wished = (*map(in_words, self._tags), f"size: {self._limit} kB at most")
         return "\n- ".join((f"Choose a program of the section {self._target.section}. Wished for:", *wished))
 
     def _program(self, column: Literal["id", "name"], value: int | str) -> Program:
         assert self._db is not None, "reset comes before any call"
-        query = f"SELECT name, text, section, size, tags FROM programs WHERE {column} = ?"
+        query = f"SELECT name, text, section, size, tags, rare FROM programs WHERE {column} = ?"
         row = self._db.execute(query, (value,)).fetchone()
         if row is None:
             raise ToolError(f"the shop has no program {value!r}")
-        name, text, section, size, tags = row
-        return Program(name, text, section, size, tuple(tags.split()))
+        name, text, section, size, tags, rare = row
+        return Program(name, text, section, size, tuple(tags.split()), tuple(rare.split()))
 
     @tool
     def search(self, query: str, page: int = 1) -> str:
         """Programs whose name or description has words of the query, ten a page, the best first."""
-        words = match(query)
+        words = " OR ".join(terms(query))
         if not words or not 1 <= page <= 100:
             raise ToolError("give some words to search for" if not words else f"page {page} is not from 1 to 100")
         assert self._db is not None, "reset comes before any call"

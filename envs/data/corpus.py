@@ -19,6 +19,8 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -40,10 +42,18 @@ def connect(name: str, which: str, fill: Fill) -> sqlite3.Connection:
     """A connection that can only read; of the excerpt, to a copy in memory. `find` has seen the other before."""
     if which == EXCERPT:
         db = sqlite3.connect(":memory:")
-        fill(db, json.loads(files("envs.data").joinpath(f"{name}.json").read_text("utf-8")))
+        db.deserialize(_excerpt(name, fill))
         db.execute("PRAGMA query_only = 1")
         return db
     return sqlite3.connect(f"file:{HOME / name}.sqlite?mode=ro&immutable=1", uri=True)
+
+
+@cache
+def _excerpt(name: str, fill: Fill) -> bytes:
+    with closing(sqlite3.connect(":memory:")) as db:
+        with db:
+            fill(db, json.loads(files("envs.data").joinpath(f"{name}.json").read_text("utf-8")))
+        return db.serialize()
 
 
 def find(name: str, recipe: int) -> dict[str, Any]:
@@ -75,13 +85,9 @@ def build(name: str, recipe: int, collect: Callable[[Path], tuple[Any, dict[str,
         try:
             records, sources = collect(draft)
             made = draft / "made.sqlite"
-            db = sqlite3.connect(made)
-            try:
+            with closing(sqlite3.connect(made)) as db, db:
                 db.execute("PRAGMA journal_mode = OFF")
-                with db:
-                    fill(db, records)
-            finally:
-                db.close()
+                fill(db, records)
             with made.open("rb") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
             digest = hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()

@@ -7,6 +7,7 @@ changes as seldom as the archive's choice of programs does.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,16 @@ def _programs(text: str) -> Iterator[dict[str, Any]]:
 
 
 def fill(db: sqlite3.Connection, records: list[dict[str, Any]]) -> None:
-    """`programs` by name, tags joined by blanks, and `search` over what a shop window shows of them: no tags."""
-    db.execute("CREATE TABLE programs (id INTEGER PRIMARY KEY, name TEXT UNIQUE, text TEXT, section TEXT, size, tags)")
-    rows = ((r["name"], r["text"], r["section"], r["size"], " ".join(r["tags"])) for r in records)
-    db.executemany("INSERT INTO programs (name, text, section, size, tags) VALUES (?, ?, ?, ?, ?)", rows)
+    """`programs` by name, tags joined by blanks, of which those are `rare` that less than a third of the section has;
+    and `search` over what a shop window shows of them: no tags."""
+    db.execute("CREATE TABLE programs (id INTEGER PRIMARY KEY, name TEXT UNIQUE, text, section, size, tags, rare)")
+    programs = Counter(record["section"] for record in records)
+    with_tag = Counter((record["section"], tag) for record in records for tag in record["tags"])
+    for record in records:
+        section, tags = record["section"], record["tags"]
+        rare = [tag for tag in tags if 3 * with_tag[section, tag] < programs[section]]
+        row = (record["name"], record["text"], section, record["size"], " ".join(tags), " ".join(rare))
+        db.execute("INSERT INTO programs (name, text, section, size, tags, rare) VALUES (?, ?, ?, ?, ?, ?)", row)
     db.execute(
         "CREATE VIRTUAL TABLE search USING fts5 "
         "(name, text, section, content = 'programs', content_rowid = 'id', tokenize = 'porter unicode61')"

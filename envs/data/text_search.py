@@ -13,7 +13,7 @@ _STOP = re.compile(
 """Words that nearly every document has: they rank nothing, and a query with them takes twenty times as long."""
 
 
-def match(query: str) -> str:
-    """The FTS5 expression for any of the words of `query`, the first 16 that count. Empty if there are none."""
+def terms(query: str) -> list[str]:
+    """The words of `query` that count, the first 16, quoted for FTS5: join them by ` OR ` or ` AND `."""
     words = [word for word in re.findall(r"[^\W_]+", query.lower()) if not _STOP.fullmatch(word)]
-    return " OR ".join(f'"{word}"' for word in dict.fromkeys(words[:WORDS]))
+    return [f'"{word}"' for word in dict.fromkeys(words[:WORDS])]

@@ -12,7 +12,7 @@ import pytest
 
 from envs.check import Subject, examine
 from envs.data.debian_catalogue import _programs
-from envs.data.text_search import match
+from envs.data.text_search import terms
 from envs.episodes import expert, play
 from envs.protocol import Environment, Step
 from envs.shop import Shop
@@ -78,7 +78,7 @@ async def test_the_reward_is_the_share_of_wishes_fulfilled_within_the_section() 
         step = await call(environment, "choose", name=name)
         assert step.terminated and step.reward == (met / 4 if f"section: {section}" in page else 0.0)
         rewards.add(step.reward)
-    assert len(names) == 300 and rewards >= {0.0, 0.25, 0.5, 1.0}
+    assert len(names) > 200 and rewards >= {0.0, 0.25, 0.5, 1.0}
     await environment.close()
 
 
@@ -127,10 +127,10 @@ async def test_an_answer_in_words_is_no_choice() -> None:
 
 
 def test_search_terms_can_not_break_the_query() -> None:
-    assert match('What is the "capital" of Burkina-Faso? NEAR(x) *') == (
-        '"capital" OR "burkina" OR "faso" OR "near" OR "x"'
-    )
-    assert match("of the and") == "" and match("x " * 500) == '"x"'
+    found = terms('What is the "capital" of Burkina-Faso? NEAR(x) *')
+    assert found == ['"capital"', '"burkina"', '"faso"', '"near"', '"x"']
+    assert terms("of the and") == [] and terms("x " * 500) == ['"x"']
+    assert len(terms(" ".join(map(str, range(500))))) == 16
 
 
 def test_the_catalogue_is_read_from_the_archives_fields() -> None:
@@ -176,38 +176,37 @@ def test_mistakes_in_options_are_named() -> None:
 
 
 TRANSCRIPT = """\
-user: Choose a program of the section sound. Wished for:
-- reads or writes the format: mp3
-- reads or writes the format: wav
+user: Choose a program of the section graphics. Wished for:
+- reads or writes the format: rdf:xml
+- works with: semantic-data
 - size: 100 kB at most
 assistant: <tool_call>
-{"name": "search", "arguments": {"query": "audio file converter into ogg-vorbis format"}}
+{"name": "search", "arguments": {"query": "command line tool to manipulate XMP metadata"}}
 </tool_call>
-tool: 1. dir2ogg: audio file converter into ogg-vorbis format
-2. wav2cdr: Converts wav files into CD-ROM audio file format
-3. apng2gif: tool for converting APNG images to animated GIF format
-4. qmmp: feature-rich audio player with support of many formats
-5. audacious: small and fast audio player which supports lots of formats
-6. giftrans: Convert any GIF file into a GIF89a
-7. alsaplayer-common: audio player (common files)
-8. arename: automatic audio file renaming tool
-9. epub-utils: tools to work with the EPUB file format
-10. entagged: graphical audio file tagger with freedb support
+tool: 1. exempi: command line tool to manipulate XMP metadata
+2. pulseaudio-utils: Command line tools for the PulseAudio sound server
+3. id3v2: command line id3v2 tag editor
+4. pmidi: command line midi player for ALSA
+5. xmp: module player supporting AWE32, GUS, and software-mixing
+6. rio: Command line Diamond Rio MP3 player controller
+7. vorbis-tools: several Ogg Vorbis tools
+8. speech-tools: Edinburgh Speech Tools - user binaries
+9. xracer-tools: Futuristic racing game - developer tools
+10. icnsutils: utilities for manipulating Mac OS icns files
 assistant: <tool_call>
-{"name": "open", "arguments": {"name": "dir2ogg"}}
+{"name": "open", "arguments": {"name": "exempi"}}
 </tool_call>
-tool: dir2ogg: audio file converter into ogg-vorbis format
-section: sound
-size: 49 kB
-implemented in: python
+tool: exempi: command line tool to manipulate XMP metadata
+section: graphics
+size: 52 kB
+implemented in: c
 interface: commandline
 use: converting
-reads or writes the format: mp3
-reads or writes the format: oggvorbis
-reads or writes the format: wav
-works with: audio
+use: editing
+reads or writes the format: rdf:xml
+works with: semantic-data
 assistant: <tool_call>
-{"name": "choose", "arguments": {"name": "dir2ogg"}}
+{"name": "choose", "arguments": {"name": "exempi"}}
 </tool_call>
 tool: 3 of 3 wishes fulfilled"""
-INFO = {"chosen": "dir2ogg", "met": 3, "wishes": 3, "section": True}
+INFO = {"chosen": "exempi", "met": 3, "wishes": 3, "section": True}
