@@ -23,9 +23,11 @@ BUILT_IN = {
     "frozen_lake": "envs.frozen_lake:FrozenLake",
     "function_calling": "envs.function_calling:FunctionCalling",
     "knowledge_search": "envs.knowledge_search:KnowledgeSearch",
+    "reasoning": "envs.reasoning:Reasoning",
     "shop": "envs.shop:Shop",
     "sokoban": "envs.sokoban:Sokoban",
     "sql_tables": "envs.sql_tables:SqlTables",
+    "word_problems": "envs.word_problems:WordProblems",
 }
 
 

@@ -110,7 +110,7 @@ def solve(board: Board) -> list[str] | None:
     far = _distances(board)
     if any(box not in far for box in board.boxes):
         return None
-    seen = set()
+    seen: set[tuple[frozenset[Cell], Cell]] = set()
     queue: list[tuple[int, int, Board, list[str]]] = [(0, 0, board, [])]
     count = 0  # breaks ties, for boards have no order
     while queue and len(seen) < SEARCHED:
