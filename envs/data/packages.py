@@ -44,8 +44,11 @@ def catalogue(directory: Path) -> str:
 
 
 def depends(directory: Path, name: str) -> list[str]:
-    """The Debian packages that one depends on."""
-    return re.findall(r"^ +Depends: ([a-z0-9.+-]+)$", run(directory, "apt-cache", "depends", name), re.MULTILINE)
+    """The Debian packages that one depends on, from lists that `debian` made sure of."""
+    found = re.findall(r"^ +Depends: ([a-z0-9.+-]+)$", run(directory, "apt-cache", "depends", name), re.MULTILINE)
+    if not found:
+        raise ConfigError(f"the lists of this machine's apt do not have {name}; run `apt-get update`")
+    return found
 
 
 def npm(directory: Path, name: str, version: str) -> dict[str, str]:

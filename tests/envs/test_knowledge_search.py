@@ -18,7 +18,7 @@ from envs.data import corpus
 from envs.data.dictionaries import entries
 from envs.data.facts import QUESTIONS
 from envs.data.knowledge import Encyclopedia, fill
-from envs.data.packages import run
+from envs.data.packages import depends, run
 from envs.episodes import at_random, expert, play
 from envs.knowledge_search import KnowledgeSearch
 from envs.protocol import Step
@@ -201,6 +201,14 @@ def test_a_corpus_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {entry.name for entry in tmp_path.iterdir()} == {
         f"knowledge_search.{end}" for end in ("lock", "json", "sqlite")
     }
+
+
+@pytest.mark.skipif(shutil.which("apt-cache") is None, reason="Debian's package client")
+def test_empty_package_lists_are_no_empty_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "apt.conf").write_text(f'Dir::State::lists "{tmp_path}";\nDir::Cache "{tmp_path}";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    with pytest.raises(ConfigError, match=r"do not have python3-doc; run `apt-get update`"):
+        depends(tmp_path, "python3-doc")
 
 
 @pytest.mark.slow
