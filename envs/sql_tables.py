@@ -17,7 +17,6 @@ Invariants
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
 from typing import ClassVar
@@ -26,6 +25,7 @@ from envs.answers import same
 from envs.data.tables import ask, fill
 from envs.protocol import Hints, Needs, Step, in_split
 from envs.tools import ToolEnvironment, ToolError, tool, write_call
+from rl.stream import derive_seed
 from rl.trajectory import Message, Problem
 
 STEPS = 200_000
@@ -63,7 +63,7 @@ class SqlTables(ToolEnvironment):
         while True:
             question = ask(rng, self._theme, rng.choice(self._joins))
             self._right = str(db.execute(question.sql).fetchone()[0])
-            self._print = json.dumps([question.text, content])
+            self._print = derive_seed(question.text, content)
             if self._right != "None" and len(self._right) > 1 and in_split(self._print, problem.split):
                 break
         db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _READING else sqlite3.SQLITE_DENY)

@@ -11,15 +11,17 @@ _DIGITS = {c: at for at, c in enumerate(string.ascii_uppercase + string.ascii_lo
 
 
 def entries(directory: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Each entry once, by its first headword in the index."""
+    """Each entry once, in order, with the headword that it begins with, or else its first in the index."""
     content = gzip.decompress((directory / f"{name}.dict.dz").read_bytes())
-    seen = set()
+    headwords: dict[tuple[int, int], list[str]] = {}
     for line in (directory / f"{name}.index").read_text("utf-8").splitlines():
-        headword, start, length = line.split("\t")[:3]
-        if headword.startswith("00") or (place := (_number(start), _number(length))) in seen:
-            continue  # what the dictionary says about itself, or a further headword
-        seen.add(place)
-        yield headword, content[place[0] : sum(place)].decode("utf-8", "replace")
+        headword, at, size = line.split("\t")[:3]
+        if not headword.startswith("00"):  # what the dictionary says about itself
+            headwords.setdefault((_number(at), _number(size)), []).append(headword)
+    for (start, length), words in sorted(headwords.items()):
+        entry = content[start : start + length].decode("utf-8", "replace")
+        beginning = entry.lstrip().casefold()
+        yield next((word for word in words if beginning.startswith(word.casefold())), words[0]), entry
 
 
 def _number(text: str) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from envs.answers import same
 from envs.check import Subject, examine
 from envs.data import corpus
 from envs.data.dictionaries import entries
@@ -165,11 +164,11 @@ def test_facts_stand_in_a_form_that_has_one_answer() -> None:
 
 
 def test_a_dictionary_gives_each_entry_once(tmp_path: Path) -> None:
-    content = "about me" + "first entry" + "second, é"
+    content = "about me" + "One, first." + "second, é"
     (tmp_path / "small.dict.dz").write_bytes(gzip.compress(content.encode()))
-    rows = ("00-database-info\tA\tI", "one\tI\tL", "other name of one\tI\tL", "two\tT\tK")
+    rows = ("00-database-info\tA\tI", "a name of one\tI\tL", "one\tI\tL", "two\tT\tK")
     (tmp_path / "small.index").write_text("\n".join(rows) + "\n")
-    assert list(entries(tmp_path, "small")) == [("one", "first entry"), ("two", "second, é")]
+    assert list(entries(tmp_path, "small")) == [("one", "One, first."), ("two", "second, é")]
 
 
 def build(collect: Any) -> dict[str, Any]:
@@ -227,7 +226,7 @@ async def test_the_real_encyclopedia() -> None:
     assert {row[0] for row in facts} == set(QUESTIONS) and len(facts) > 2000
     for attribute, value, evidence, text in facts:
         assert evidence in text and value in text, (attribute, value)
-        assert len(value) > 1 and same(value, value) and not re.search(r"\bNA\b|\bnone\b", value)
+        assert len(value) > 1 and not re.search(r"\bNA\b|\bnone\b", value)
     known = dict(db.execute("SELECT subject, value FROM facts WHERE attribute = 'capital'").fetchall())
     assert (known["Burkina Faso"], known["Nepal"]) == ("Ouagadougou", "Kathmandu")
     versions = dict(db.execute("SELECT subject, value FROM facts WHERE attribute = 'version'").fetchall())
@@ -269,7 +268,7 @@ assistant: <tool_call>
 {"name": "search", "arguments": {"query": "Cuba People and Society Population"}}
 </tool_call>
 tool: 27. Cuba: People and Society -- ...9.9 births/1,000 [population] (2015 est.) Death rate: 7.72 deaths/1,000 [population]...
-47. Oman: People and Society -- ...3,286,936 [Population], note: immigrants make up just over 30% of the total [population], according...
+32. Japan: People and Society -- ...total adherents exceeds 100% because many [people] practice both Shintoism and Buddhism (2012 est.) [Population]: 126...
 assistant: <tool_call>
 {"name": "read", "arguments": {"document": 27, "page": 2}}
 </tool_call>

@@ -54,7 +54,7 @@ async def test_answers_agree_with_counting_by_hand() -> None:
             assert str(len(numbers) if text.startswith("How many") else sum(numbers)) == environment._right
             counted += 1
         await environment.close()
-    assert counted > 20
+    assert counted >= 15
 
 
 async def test_it_keeps_the_promises_of_an_environment() -> None:
