@@ -22,6 +22,9 @@ class MemoryStore:
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key)[start : start + length]
 
+    def exists(self, key: str) -> bool:
+        return key in self.objects
+
     def put(self, key: str, body: bytes) -> None:
         self.objects[key] = body
 
