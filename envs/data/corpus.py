@@ -17,21 +17,21 @@ import os
 import shutil
 import sqlite3
 import sys
-import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from rl.errors import ConfigError
 
 HOME = Path(sys.prefix) / "share" / "rollmill" / "corpora"
 """Beside the installed packages, for that is what they are made of: every run and worker of this installation shares
 them."""
+BUILD_S = 1800.0
 EXCERPT = "excerpt"
 CORPORA = ("full", EXCERPT)
 Fill = Callable[[sqlite3.Connection, Any], None]
@@ -46,6 +46,19 @@ def connect(name: str, which: str, fill: Fill) -> sqlite3.Connection:
         db.execute("PRAGMA query_only = 1")
         return db
     return sqlite3.connect(f"file:{HOME / name}.sqlite?mode=ro&immutable=1", uri=True)
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    lock = FileLock(HOME / f"{name}.lock")
+    try:
+        lock.acquire(timeout=BUILD_S)
+    except Timeout as error:
+        raise ConfigError(f"another process has been building the corpus {name} for {BUILD_S:g} s; end it") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @cache
@@ -77,11 +90,13 @@ def build(name: str, recipe: int, collect: Callable[[Path], tuple[Any, dict[str,
     """Make a corpus unless it is there and whole; its manifest. `collect` gets an empty directory, and returns the
     records and the versions of the packages that it read. Raises ConfigError."""
     HOME.mkdir(parents=True, exist_ok=True)
-    with FileLock(HOME / f"{name}.lock", timeout=1800):
+    with _alone(name):
         try:
             return find(name, recipe)
         except ConfigError:
-            draft = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=HOME))
+            draft = HOME / f"{name}.draft"
+        shutil.rmtree(draft, ignore_errors=True)  # of one that was killed
+        draft.mkdir()
         try:
             records, sources = collect(draft)
             made = draft / "made.sqlite"

@@ -50,8 +50,8 @@ def _programs(text: str) -> Iterator[dict[str, Any]]:
             key, _, fields[key] = line.partition(": ")
         tags = [tag.strip() for tag in fields.get("Tag", "").split(",")]
         kept = sorted(tag for tag in tags if tag.partition("::")[0] in FACETS and not tag.endswith("::TODO"))
-        name = fields.get("Package", "")
-        if "role::program" in tags and len(kept) >= 2 and name not in seen:
+        name, told = fields.get("Package", ""), "Section" in fields and "Description" in fields
+        if "role::program" in tags and len(kept) >= 2 and told and name not in seen:
             seen.add(name)
             section, size = fields["Section"].rpartition("/")[2], int(fields.get("Installed-Size", 0))
             yield {"name": name, "text": fields["Description"], "section": section, "size": size, "tags": kept}

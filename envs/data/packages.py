@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 from rl.errors import ConfigError
 
 DEADLINE_S = 600.0
+_PLAIN = {"LC_ALL": "C.UTF-8"}
+"""So that what the clients print is not in the language of the user."""
 
 
 def debian(directory: Path, *names: str) -> dict[str, str]:
@@ -67,7 +70,9 @@ def run(directory: Path, program: str, *arguments: str) -> str:
         raise ConfigError(f"{program} is not installed: build this corpus on a Debian or Ubuntu, and with npm")
     command = (program, *arguments)
     try:
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=DEADLINE_S)
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, encoding="utf-8", timeout=DEADLINE_S, env=os.environ | _PLAIN
+        )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"`{' '.join(command)}` took longer than {DEADLINE_S:g} s") from error
     if done.returncode:

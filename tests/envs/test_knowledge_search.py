@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from envs.check import Subject, examine
 from envs.data import corpus
@@ -180,9 +181,14 @@ def test_a_corpus_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     prepare = partial(KnowledgeSearch.prepare, {})
     with pytest.raises(ConfigError, match=r"not on this machine.*run `rollmill env prepare knowledge_search`"):
         prepare()
+    (tmp_path / "knowledge_search.draft").mkdir()
+    (tmp_path / "knowledge_search.draft" / "left-by-a-killed-build").touch()
     with pytest.raises(ConfigError, match="`dpkg-deb --no-such` failed: "):
         build(lambda draft: run(draft, "dpkg-deb", "--no-such"))
     assert [file.name for file in tmp_path.iterdir()] == ["knowledge_search.lock"]
+    monkeypatch.setattr(corpus, "BUILD_S", 0.05)
+    with FileLock(tmp_path / "knowledge_search.lock"), pytest.raises(ConfigError, match="another process has been"):
+        build(lambda draft: pytest.fail("two at once"))
     records = {"documents": [("s", "title", "text")], "facts": []}
     manifest = build(lambda draft: (records, {"package": "1"}))
     assert manifest["sources"] == {"package": "1"}

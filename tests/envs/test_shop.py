@@ -139,6 +139,7 @@ def test_the_catalogue_is_read_from_the_archives_fields() -> None:
         " use::editing, use::TODO, suite::gnu\nSection: contrib/editors\n\n"
         "Package: one\nDescription: again\nTag: role::program, interface::web, use::editing\nSection: editors\n\n"
         "Package: library\nDescription: no program\nTag: interface::web, use::editing\nSection: libs\n\n"
+        "Package: bare\nTag: role::program, interface::web, use::editing\n\n"
         "Package: plain\nDescription: few tags\nTag: role::program, use::editing\nSection: editors\n"
     )
     assert list(_programs(stanzas)) == [
