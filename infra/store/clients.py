@@ -2,7 +2,7 @@
 
 Invariants: one client per process, endpoint and identity (a client does not survive a fork); a custom endpoint
 is addressed by path; botocore repeats nothing by itself, `infra.store.objects` does. The client is boto3's, but for a
-GET and PUT of its own (`infra.store.lean`).
+GET and PUT of its own (`infra.store.lean`), unless the endpoint is reached through a proxy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
+import urllib3
 from botocore.client import Config
-from botocore.httpsession import URLLib3Session
+from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
 from infra.store.lean import LeanClient
@@ -69,11 +70,14 @@ def _client(pid: int, endpoint: str | None, region: str, identity: tuple[str | N
             **config,
         ),
     )
-    connections = URLLib3Session(
-        verify=session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", True),
-        proxies=config.get("proxies", get_environ_proxies(client.meta.endpoint_url)),
-        timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-        max_pool_connections=CONNECTIONS,
+    if config.get("proxies", get_environ_proxies(client.meta.endpoint_url)):
+        return client
+    certificates = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE", True)
+    connections = urllib3.PoolManager(
+        timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
+        maxsize=CONNECTIONS,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=get_cert_path(certificates),
     )
     return LeanClient(client, connections, session.get_credentials())
 

@@ -19,8 +19,9 @@ def numbers(lists: Sequence[Sequence[float] | None], code: str) -> pa.ListArray:
     packed = [v if isinstance(v, array) and v.typecode == code else array(code, v or ()) for v in lists]
     offsets = [0, *accumulate(map(len, packed))]
     values = pa.Array.from_buffers(_TYPES[code], offsets[-1], [None, pa.py_buffer(b"".join(packed))])
-    missing = pa.array([values is None for values in lists], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=missing)
+    missing = [values is None for values in lists]
+    mask = pa.array(missing, pa.bool_()) if any(missing) else None  # it costs as much as all the rest
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=mask)
 
 
 def arrays(column: pa.ChunkedArray, code: str) -> list[array | None]:

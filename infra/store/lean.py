@@ -5,8 +5,8 @@ dozens of hooks, which for these two requests come to a URL, a signature and a f
 Invariants
 - A `LeanClient` is called as the boto3 client, for the arguments that the store uses, and answers and fails as it does:
   the errors are botocore's, with the server's status and code. Redirects are not followed; nothing is repeated.
-- Same endpoint, identity, proxies, certificates and timeouts as the boto3 client behind it: both are made of one
-  session (`infra.store.clients`), and the connections are botocore's.
+- Same endpoint, identity, certificates and timeouts as the boto3 client behind it: both are made of one session
+  (`infra.store.clients`).
 - What arrives is what was sent: a PUT is signed over its body's SHA-256, a GET is checked against its length, and
   against the object's CRC32 where the server tells it.
 """
@@ -24,11 +24,17 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+import urllib3
 from botocore.credentials import Credentials, ReadOnlyCredentials
-from botocore.exceptions import ClientError, FlexibleChecksumError, NoCredentialsError
-from botocore.httpsession import URLLib3Session
-from botocore.response import StreamingBody
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    NoCredentialsError,
+    ReadTimeoutError,
+)
+from urllib3 import exceptions as wire
 
 _WORD = re.compile(rb"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
@@ -38,10 +44,11 @@ class LeanClient:
     """A boto3 client of S3 (`client`, of which all else is taken) with its own GET and PUT. Safe to share between
     threads, not between processes."""
 
-    def __init__(self, client: Any, session: URLLib3Session, credentials: Credentials | None) -> None:
-        self._client, self._session, self._credentials = client, session, credentials
+    def __init__(self, client: Any, connections: urllib3.PoolManager, credentials: Credentials | None) -> None:
+        self._client, self._connections, self._credentials = client, connections, credentials
+        self._pools: dict[str, urllib3.HTTPConnectionPool] = {}
         endpoint = urlsplit(client.meta.endpoint_url)
-        self._base, self._host, self._path = f"{endpoint.scheme}://", endpoint.netloc, endpoint.path.rstrip("/")
+        self._scheme, self._host, self._path = endpoint.scheme, endpoint.netloc, endpoint.path.rstrip("/")
         self._by_path = (client.meta.config.s3 or {}).get("addressing_style") == "path"
         self._region = client.meta.region_name
 
@@ -51,13 +58,13 @@ class LeanClient:
     def get_object(self, *, Bucket: str, Key: str, Range: str | None = None) -> dict[str, Any]:
         """As boto3's; the body is read already."""
         headers = {"x-amz-checksum-mode": "ENABLED"} | ({} if Range is None else {"range": Range})
-        answer, body = self._send("GetObject", "GET", Bucket, Key, headers, b"")
-        told = answer.headers.get("x-amz-checksum-crc32", "-")
-        if answer.status_code == 200 and "-" not in told and told != _crc32(body):  # with a "-": of parts, not of this
-            raise FlexibleChecksumError(error_msg=f"{Key}: the body's CRC32 is {_crc32(body)}, the server says {told}")
-        return {"Body": io.BytesIO(body), "ContentLength": len(body)} | (
-            {"ContentRange": answer.headers["content-range"]} if "content-range" in answer.headers else {}
-        )
+        answer = self._send("GetObject", "GET", Bucket, Key, headers, b"")
+        told, found = answer.headers.get("x-amz-checksum-crc32", "-"), _crc32(answer.data)
+        if answer.status == 200 and "-" not in told and told != found:  # with a "-" it is one of parts, not of this
+            raise FlexibleChecksumError(error_msg=f"{Key}: the body's CRC32 is {found}, the server says {told}")
+        made = {"Body": io.BytesIO(answer.data), "ContentLength": len(answer.data)}
+        place = answer.headers.get("content-range")
+        return made if place is None else made | {"ContentRange": place}
 
     def put_object(
         self,
@@ -72,13 +79,13 @@ class LeanClient:
         headers = {f"x-amz-meta-{name}": value for name, value in (Metadata or {}).items()}
         if IfNoneMatch is not None:
             headers["if-none-match"] = IfNoneMatch
-        answer, _ = self._send("PutObject", "PUT", Bucket, Key, headers | {"x-amz-checksum-crc32": _crc32(Body)}, Body)
+        answer = self._send("PutObject", "PUT", Bucket, Key, headers | {"x-amz-checksum-crc32": _crc32(Body)}, Body)
         return {"ETag": answer.headers.get("etag", "")}
 
     def _send(
         self, operation: str, method: str, bucket: str, key: str, headers: dict[str, str], body: bytes
-    ) -> tuple[AWSResponse, bytes]:
-        """The answer with its whole body. Raises ClientError for any but 2xx, and all that a connection raises."""
+    ) -> urllib3.BaseHTTPResponse:
+        """The answer with its whole body. Raises ClientError for any but 2xx, and botocore's errors of a connection."""
         host, path = self._host, f"{self._path}/{quote(key, safe='/~')}"
         if self._by_path or "." in bucket:  # no certificate is good for a name with more dots
             path = f"{self._path}/{bucket}/{quote(key, safe='/~')}"
@@ -88,12 +95,22 @@ class LeanClient:
             raise NoCredentialsError()
         identity, now = self._credentials.get_frozen_credentials(), datetime.now(UTC)
         signed = sign(identity, self._region, now, method, host, path, headers, sha256(body).hexdigest())
-        request = AWSPreparedRequest(method, f"{self._base}{host}{path}", signed, body, stream_output=True)
-        answer = self._session.send(request)
-        content = StreamingBody(answer.raw, answer.headers.get("content-length")).read()
-        if not 200 <= answer.status_code < 300:
-            raise ClientError(_error(answer.status_code, content), operation)
-        return answer, content
+        pool = self._pools.get(host)
+        if pool is None:
+            pool = self._pools[host] = self._connections.connection_from_url(f"{self._scheme}://{host}")
+        try:
+            answer = pool.urlopen(
+                method, path, body, signed, retries=False, redirect=False, assert_same_host=False, decode_content=False
+            )
+        except wire.ReadTimeoutError as error:
+            raise ReadTimeoutError(endpoint_url=f"{self._scheme}://{host}{path}", error=error) from error
+        except (wire.NewConnectionError, wire.ConnectTimeoutError) as error:
+            raise EndpointConnectionError(endpoint_url=f"{self._scheme}://{host}{path}", error=error) from error
+        except wire.HTTPError as error:
+            raise HTTPClientError(error=error) from error
+        if not 200 <= answer.status < 300:
+            raise ClientError(_error(answer.status, answer.data), operation)
+        return answer
 
 
 def sign(

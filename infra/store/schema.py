@@ -85,9 +85,9 @@ SCHEMA = pa.schema(
 _OPTIONAL = {f.name for f in fields(Trajectory) if f.default is not MISSING or f.default_factory is not MISSING}
 _DERIVED = {"reward", "generated_tokens", "newest_version"}
 
-WIDE = ("token_ids.list.element", "logprobs.list.element", "messages.list.element.content", "info")
+WIDE = ("token_ids.list.element", "logprobs.list.element", "messages.list.element.content")
 NARROW = (
-    *(field.name for field in SCHEMA if not pa.types.is_list(field.type) and field.name != "info"),
+    *(field.name for field in SCHEMA if not pa.types.is_list(field.type)),
     "rewards.list.element.name", "rewards.list.element.value", "loss_mask.list.element", "versions.list.element",
     "messages.list.element.role", "spans.list.element.stage", "spans.list.element.start", "spans.list.element.end",
 )  # fmt: skip
@@ -107,7 +107,7 @@ _MEMBER: dict[str, Callable[[Trajectory], Any]] = {
     "turns": lambda t: t.turns,
     "retry": lambda t: t.retry,
     "status": lambda t: t.status.value,
-    "generated_tokens": lambda t: int(np.asarray(t.loss_mask).sum()),
+    "generated_tokens": lambda t: bytes(t.loss_mask).count(1),
     "newest_version": lambda t: int(np.asarray(t.versions).max()) if len(t.versions) else None,
     "reward": lambda t: t.reward,
     "environment_reward": lambda t: t.environment_reward,

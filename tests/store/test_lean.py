@@ -45,8 +45,12 @@ class Sent(Exception):
 class Connections:
     """They lead nowhere."""
 
-    def send(self, request: Any) -> Any:
-        raise Sent(request)
+    def connection_from_url(self, url: str) -> Connections:
+        self.url = url
+        return self
+
+    def urlopen(self, method: str, path: str, body: bytes, headers: dict[str, str], **_: Any) -> Any:
+        raise Sent(AWSRequest(method=method, url=self.url + path, headers=headers, data=body))
 
 
 def both(operation: str, place: dict[str, Any], **arguments: Any) -> tuple[Any, Any]:
