@@ -19,9 +19,12 @@ from rl.plugins import check_options, find
 GROUP = "rollmill.environments"
 BUILT_IN = {
     "calculator": "envs.calculator:Calculator",
+    "child": "envs.adapters.child:Child",
     "code_tests": "envs.code_tests:CodeTests",
     "frozen_lake": "envs.frozen_lake:FrozenLake",
     "function_calling": "envs.function_calling:FunctionCalling",
+    "gymnasium": "envs.adapters.gymnasium:Gymnasium",
+    "openenv": "envs.adapters.openenv:OpenEnv",
     "guess_the_number": "envs.arena_games:GuessTheNumber",
     "knowledge_search": "envs.knowledge_search:KnowledgeSearch",
     "mastermind": "envs.arena_games:Mastermind",
