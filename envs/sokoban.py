@@ -1,12 +1,20 @@
 """Sokoban as text: push every box onto a goal. One turn makes one or more moves, and shows the board again.
 
-    user       #######
-               #  .  #
-               # $   #
-               #  @  #
-               #######
-    assistant  [left] [up]
-    ...
+    user       ######
+               #  # #
+               #@ # #
+               # $  #
+               #.  ##
+               ######
+    assistant  [right] [down]
+    user       ######
+               #  # #
+               #  # #
+               # @  #
+               #.$ ##
+               ######
+    assistant  [right] [down] [left]
+    user       solved
 
 `#` wall, `@` player, `$` box, `.` goal, `*` box on a goal, `+` player on a goal. A move into a wall, or of a box that
 can not move, is no mistake and does nothing. Solving gives 1. A turn that is no list of moves ends the episode with
@@ -33,13 +41,18 @@ INSTRUCTIONS = (
     "a goal; you can push one box at a time and can not pull. Answer with moves and nothing else, such as "
     "[left] [up] [up]. The moves are [up], [down], [left] and [right]."
 )
+DRAWS = 2000
 _MOVE = re.compile(r"\[(up|down|left|right)\]")
 _TURN = re.compile(r"(?:\[(?:up|down|left|right)\]\s*)+")
 
 
+class LevelsTooRare(Exception):
+    """The options allow too few levels."""
+
+
 class Sokoban(Environment):
     """A room of `size` x `size` cells inside its walls, `wall_share` of them walls too, with `boxes` boxes that were
-    pulled `pulls` times. More of any is harder; `max_moves` moves may be made.
+    pulled up to `pulls` times. More of any is harder; `max_moves` moves may be made.
 
     `instructions` opens with a system message that explains the task, for models that were not warm-started on it.
     The expert makes one push a turn, and is not optimal.
@@ -80,13 +93,14 @@ class Sokoban(Environment):
         return [Message("system", INSTRUCTIONS), *opening] if self._instructions else opening
 
     def _draw(self, rng: random.Random, split: str) -> Board:
-        while True:
+        for _ in range(DRAWS):
             board = draw(rng, self._size, self._boxes, self._pulls, self._wall_share)
             if board is None or not in_split(board.text(), split):
                 continue
             self._plan = solve(board)
             if self._plan is not None and len(self._plan) <= self._max_moves:
                 return board
+        raise LevelsTooRare(f"sokoban: none of {DRAWS} drawn levels fits the options; raise max_moves or lower pulls")
 
     def fingerprint(self) -> object:
         return self._fingerprint

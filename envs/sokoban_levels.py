@@ -79,7 +79,7 @@ class Board:
 
 
 def draw(rng: random.Random, size: int, boxes: int, pulls: int, wall_share: float) -> Board | None:
-    """A level with every box away from the goals; None if this attempt gave no such."""
+    """A level with every box away from the goals, by at most `pulls` pulls; None if this attempt gave no such."""
     cells = [(row, column) for row in range(1, size + 1) for column in range(1, size + 1)]
     floor = [cell for cell in cells if rng.random() >= wall_share]
     if len(floor) <= boxes:
@@ -95,7 +95,7 @@ def draw(rng: random.Random, size: int, boxes: int, pulls: int, wall_share: floa
             if add(box, move) in reached and add(add(box, move), move) in board.floor - board.boxes
         ]
         if not choices:
-            return None
+            break
         box, move = rng.choice(choices)
         to = add(box, move)
         board = replace(board, boxes=board.boxes - {box} | {to}, player=add(to, move))

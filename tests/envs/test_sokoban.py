@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs import sokoban
 from envs.check import Subject, examine
 from envs.episodes import at_random, expert, play
 from envs.protocol import Mistake
-from envs.sokoban import Sokoban
+from envs.sokoban import LevelsTooRare, Sokoban
 from envs.sokoban_levels import MOVES, Board, add, draw, solve
 from rl.stream import derive_seed
 from rl.trajectory import Message, Problem
@@ -75,11 +76,11 @@ def test_every_level_can_be_solved_by_its_solution(seed: int, size: int, boxes: 
 
 
 async def test_transcript() -> None:
-    episode = await play(Sokoban(size=4, pulls=4), problem(5), expert, 20)
+    episode = await play(Sokoban(size=4, pulls=4), problem(9), expert, 20)
     assert [m.content.splitlines() for m in episode.messages] == [
-        ["######", "#  @ #", "#   ##", "# $  #", "#.  ##", "######"],
-        ["[down] [left] [down]"],
-        ["######", "#    #", "#   ##", "# @  #", "#.$ ##", "######"],
+        ["######", "#  # #", "#@ # #", "# $  #", "#.  ##", "######"],
+        ["[right] [down]"],
+        ["######", "#  # #", "#  # #", "# @  #", "#.$ ##", "######"],
         ["[right] [down] [left]"],
         ["solved"],
     ]
@@ -142,6 +143,25 @@ async def test_no_level_of_one_split_occurs_in_the_other() -> None:
             await environment.reset(problem(seed, split))
             levels.append(environment.fingerprint())
     assert len(set(seen["train"])) < 300 and not {*seen["train"]} & {*seen["heldout"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 3, "pulls": 50, "wall_share": 0.3},
+        {"size": 10, "boxes": 3, "pulls": 50, "max_moves": 30},
+        {"size": 4, "boxes": 2, "pulls": 50, "wall_share": 0.3},
+    ],
+)
+async def test_extreme_options_have_levels(options: dict[str, Any]) -> None:
+    episode = await play(Sokoban(**options), problem(1, "heldout"), expert, 60)
+    assert episode.reward == 1.0
+
+
+async def test_options_that_allow_no_level_are_named_at_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sokoban, "solve", lambda _: None)
+    with pytest.raises(LevelsTooRare, match="raise max_moves or lower pulls"):
+        await Sokoban(size=3, pulls=1).reset(problem(1))
 
 
 @pytest.mark.parametrize(
