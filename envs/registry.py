@@ -25,6 +25,7 @@ BUILT_IN = {
     "function_calling": "envs.function_calling:FunctionCalling",
     "gymnasium": "envs.adapters.gymnasium:Gymnasium",
     "openenv": "envs.adapters.openenv:OpenEnv",
+    "skyrl_gym": "envs.adapters.skyrl_gym:SkyRLGym",
     "guess_the_number": "envs.arena_games:GuessTheNumber",
     "knowledge_search": "envs.knowledge_search:KnowledgeSearch",
     "mastermind": "envs.arena_games:Mastermind",

@@ -37,7 +37,10 @@ class Gymnasium(SyncEnvironment):
             import gymnasium
         except ModuleNotFoundError as error:
             raise ConfigError("environment gymnasium needs its package; run `pip install gymnasium`") from error
-        self._env = gymnasium.make(id, **(options or {}))
+        try:
+            self._env = gymnasium.make(id, **(options or {}))
+        except gymnasium.error.Error as error:
+            raise ValueError(f"id ({id!r}) can not be made: {error}") from error
         self._space = cast(Any, self._env.action_space)
         self._discrete = isinstance(self._space, gymnasium.spaces.Discrete)
         self._textual = isinstance(self._space, gymnasium.spaces.Text)

@@ -26,11 +26,19 @@ class SkyRLGym(SyncEnvironment):
     """
 
     hints: ClassVar[Hints] = Hints(expected_turns=3, prompt_tokens=200, response_tokens=200)
-    needs: ClassVar[Needs] = Needs(memory_mb=150)
+    needs: ClassVar[Needs] = Needs(memory_mb=8)
 
     def __init__(self, id: str, problems: str, options: dict[str, Any] | None = None):
-        import skyrl_gym  # noqa: F401
-
+        try:
+            import skyrl_gym
+        except ModuleNotFoundError as error:
+            raise ConfigError("environment skyrl_gym needs its package; run `pip install skyrl-gym`") from error
+        try:
+            skyrl_gym.spec(id)
+        except skyrl_gym.error.Error as error:
+            raise ValueError(f"id ({id!r}) is not registered: {error}") from error
+        if not Path(problems).is_file():
+            raise ValueError(f"problems ({problems!r}) is no file")
         self._id, self._file, self._options = id, problems, options or {}
         self._env: Any = None
 

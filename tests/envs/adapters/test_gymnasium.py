@@ -78,3 +78,5 @@ async def test_it_keeps_the_promises_of_an_environment() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match=r"actions \(left, right\) do not name all of Discrete\(4\)"):
         Gymnasium("FrozenLake-v1", actions=["left", "right"])
+    with pytest.raises(ValueError, match=r"id \('Lake-v9'\) can not be made"):
+        Gymnasium("Lake-v9")
