@@ -48,6 +48,7 @@ class OpenEnv(Environment):
         self._url = f"{url.rstrip('/')}/ws"
         self._action, self._observation, self._prompt = action, observation, prompt
         self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._seed: int | None = None
 
     async def reset(self, problem: Problem) -> list[Message]:
@@ -76,12 +77,13 @@ class OpenEnv(Environment):
         )
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                if hasattr(self, "_socket"):
-                    await self._socket.close()
-            finally:
+        session, socket = self._session, self._socket
+        self._session = self._socket = None
+        try:
+            if socket is not None:
+                await socket.close()
+        finally:
+            if session is not None:
                 await session.close()
 
     def fingerprint(self) -> object:
@@ -89,6 +91,8 @@ class OpenEnv(Environment):
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """The data of the server's answer. Raises OpenEnvFailed, _Unfit."""
+        if self._socket is None:
+            raise OpenEnvFailed("there is no session: reset comes first, and nothing after close")
         await self._socket.send_json({"type": kind, "data": data})
         answer = await self._socket.receive()
         if answer.type is not aiohttp.WSMsgType.TEXT:
