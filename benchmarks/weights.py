@@ -44,6 +44,7 @@ from infra.store.log import CommitLog
 from infra.store.mooncake import RDMA, MooncakeShelf, MooncakeUnavailable
 from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
+from infra.training import setup
 from infra.training.batches import Batch
 from infra.training.metrics import Clock
 from infra.training.publish import Checkpoints, Publisher, Version
@@ -321,6 +322,7 @@ def make_model(size: int) -> torch.nn.Module:
 
 
 def main(quick: bool) -> list[Figure]:
+    setup.prepare_process(1)
     size, rounds = (128 * MIB, 3) if quick else (1024 * MIB, 3)
     memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 * size else None
     with TemporaryDirectory(prefix="rollmill-benchmark-", dir=memory) as home:
