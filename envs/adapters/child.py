@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -70,6 +70,8 @@ class Child(Environment):
         self._what = {"environment": environment, "options": options or {}}
         self._python = python
         self._process: _Process | None = None
+        self._well = False
+        """Whether the last call was answered: then the child can be closed, else it is killed."""
         self._shown: Mapping[str, Any] = {}
 
     @classmethod
@@ -92,23 +94,29 @@ class Child(Environment):
             process.ask({"do": "make", **self._what})
             return process.ask({"do": "reset", "problem": fields})
 
-        self._shown = await self.in_thread(start)
+        self._shown = await self._answered(start)
         return [Message(role, content) for role, content in self._shown["messages"]]
 
     async def step(self, action: str) -> Step:
         process = self._live()
-        found = await self.in_thread(lambda: process.ask({"do": "step", "action": action}))
+        found = await self._answered(lambda: process.ask({"do": "step", "action": action}))
         return Step(**{**found, "observation": Message(*found["observation"])})
 
     async def close(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        if not self._lane.busy:
+        if self._well:
             with suppress(ChildFailed):
                 await self.in_thread(lambda: process.ask({"do": "close"}, POLITE_S))
                 return process.park()
         await in_daemon(process.end, "end of a child")
+
+    async def _answered(self, work: Callable[[], Any]) -> Any:
+        self._well = False
+        found = await self.in_thread(work)
+        self._well = True
+        return found
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:  # type: ignore[override]
@@ -145,17 +153,20 @@ class _Process:
     def of(cls, python: str) -> _Process:
         """An idle one of that interpreter, or a new one."""
         with suppress(IndexError):
-            while (process := cls._idle[python].popleft())._popen.poll() is not None:
+            while True:
+                process = cls._idle[python].pop()
+                process._retiring.cancel()
+                if process._popen.poll() is None:
+                    return process
                 process.end()
-            return process
         return cls(python)
 
     def park(self) -> None:
         """Leave it to the next episode, for a while."""
+        self._retiring = threading.Timer(IDLE_S, self._retire)
+        self._retiring.daemon = True
+        self._retiring.start()
         self._idle[self._python].append(self)
-        timer = threading.Timer(IDLE_S, self._retire)
-        timer.daemon = True
-        timer.start()
 
     def _retire(self) -> None:
         with suppress(ValueError):  # another episode has it
