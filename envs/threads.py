@@ -48,20 +48,23 @@ class Lane:
             if not done.done():  # else nobody waits any more
                 set_outcome(outcome)
 
-        def job() -> None:
-            outcome: tuple[Callable[[Any], None], Any]
-            try:
-                outcome = done.set_result, work()
-            except StopIteration as error:  # a future refuses it
-                outcome = done.set_exception, RuntimeError(f"it raised {error!r}")
-            except Exception as error:
-                outcome = done.set_exception, error
-            except BaseException as error:
-                outcome = done.set_exception, ExitInThread(f"it raised {type(error).__name__}: {error}")
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, *outcome)
+        outcome: list[tuple[Callable[[Any], None], Any]] = []
 
-        self.post(job)
+        def job() -> None:
+            try:
+                outcome.append((done.set_result, work()))
+            except StopIteration as error:  # a future refuses it
+                outcome.append((done.set_exception, RuntimeError(f"it raised {error!r}")))
+            except Exception as error:
+                outcome.append((done.set_exception, error))
+            except BaseException as error:
+                outcome.append((done.set_exception, ExitInThread(f"it raised {type(error).__name__}: {error}")))
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, *outcome.pop())
+
+        self._queue(job, tell)
         return await done
 
     def end(self) -> None:
@@ -71,6 +74,10 @@ class Lane:
 
     def post(self, work: Callable[[], object]) -> None:
         """Queue `work` without waiting for it; what it raises is lost."""
+        self._queue(work, lambda: None)
+
+    def _queue(self, work: Callable[[], object], then: Callable[[], None]) -> None:
+        """`then` comes when the lane is not busy with `work` any more: whoever it wakes sees that."""
         if self._end is None:
             self._end = weakref.finalize(self, self._jobs.put, None)
             threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True).start()
@@ -83,6 +90,7 @@ class Lane:
             finally:
                 if (lane := counted()) is not None:
                     lane._pending -= 1
+                then()
 
         self._pending += 1
         self._jobs.put(job)

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from envs.protocol import Step, SyncEnvironment
-from envs.threads import ExitInThread, in_daemon
+from envs.threads import ExitInThread, Lane, in_daemon
 from rl.trajectory import Message, Problem
 
 PROBLEM = Problem(0, "d", 0, 1)
@@ -91,3 +91,11 @@ def test_a_thread_that_hangs_does_not_delay_the_end_of_its_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=True)
     assert done.stdout == "given up\n"
+
+
+async def test_a_lane_is_idle_as_soon_as_its_answer_is_there() -> None:
+    lane = Lane("test")
+    for n in range(300):
+        assert await lane.call(lambda n=n: n) == n  # type: ignore[misc]
+        assert not lane.busy
+    lane.end()
