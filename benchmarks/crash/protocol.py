@@ -35,7 +35,7 @@ MOMENT_S = (0.0, 1.2)
 """Between two kills."""
 SETTLE_S = 120.0
 """For the rest of the run to settle all that is outstanding when the last one was killed."""
-ZOMBIE_S = 60.0
+ZOMBIE_S = 120.0
 
 
 @dataclass
@@ -132,12 +132,14 @@ def run(kills: int, seed: int, home: Path, environment: dict[str, str], say: Cal
 
 def _zombie(crew: Crew) -> int:
     """Freeze the trainer, let another take over, thaw it: it must learn that it was fenced. 1 when it did."""
-    frozen = next(((post, process) for post, process in crew.living if post.role == "trainer"), None)
-    if frozen is None or frozen[1].pid is None:
-        return 0
-    post, process = frozen
     log = CommitLog(ObjectStore.connect(StoreSection()), PREFIX, "harness")
     before = log.sync().fence
+    fence = log.read(before) if before else None
+    # one that has not fenced yet would take over when it is thawed, and rightly so
+    frozen = next((living for living in crew.living if fence is not None and living[0].name == fence.writer), None)
+    if frozen is None:
+        return 0
+    post, process = frozen
     os.kill(process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
     crew.living.remove(frozen)
     try:

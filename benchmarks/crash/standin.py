@@ -19,7 +19,7 @@ from infra.store.directories import pull_directory, push_directory
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from infra.training.batches import Batches, Limits
-from rl.errors import RollmillError
+from rl.errors import LogCorrupt, RollmillError
 from rl.ledger import Ledger
 from rl.records import Reason, StateRef, Step
 from rl.selection import Candidate, DropPolicy, admissible
@@ -170,10 +170,15 @@ class Trainer:
         self.weights = weights
         return step
 
-    def roll_back(self, to: int) -> None:
-        """Go back to a live version. The state is the one that the log names afterwards."""
-        self.log.append_rollback(to)
+    def roll_back(self, to: int) -> bool:
+        """Go back to a version, to the state that the log names afterwards; False when that is refused, because
+        what it builds on may be deleted or it is no longer live."""
+        try:
+            self.log.append_rollback(to)
+        except LogCorrupt:
+            return False
         self.weights = self._resume()
+        return True
 
     def _resume(self) -> bytes:
         """The head's weights: restored from the newest full state and replayed; made, if there is none."""

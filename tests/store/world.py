@@ -200,8 +200,7 @@ class World:
     def roll_back(self, process: Process, salt: int, plan: Plan | None = None) -> None:
         def work(trainer: Trainer) -> None:
             ledger = trainer.log.sync()
-            with suppress(LogCorrupt):  # this version can not be gone back to, and nothing was written
-                trainer.roll_back(ledger.line[salt % len(ledger.line)])
+            trainer.roll_back(ledger.line[salt % len(ledger.line)])
 
         self.train(process, work, plan)
 
