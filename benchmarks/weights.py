@@ -61,8 +61,8 @@ MEMORY = Path("/dev/shm")
 class Raw:
     """Upload and download of a directory's files by a plain boto3 program."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._client, self._bucket = store.client, store.bucket
+    def __init__(self, client: Any, bucket: str) -> None:
+        self._client, self._bucket = client, bucket
 
     def push(self, prefix: str, directory: Path) -> None:
         files = sorted(path for path in directory.rglob("*") if path.is_file())
@@ -137,7 +137,7 @@ def one_way_and_back(shelf: Shelf, prefix: str, version: Path, cache: Path) -> t
     return push, pull
 
 
-def transfer(work: Path, size: int, rounds: int) -> list[Figure]:
+def transfer(client: Any, work: Path, size: int, rounds: int) -> list[Figure]:
     version = work / "version"
     for i in range(2):
         (version / "model").mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def transfer(work: Path, size: int, rounds: int) -> list[Figure]:
         seconds["pull"].append(pull)
 
     def raw(store: ObjectStore) -> None:
-        plain = Raw(store)
+        plain = Raw(client, store.bucket)
         seconds["raw push"].append(timed(lambda: plain.push("v/", version)))
         seconds["raw pull"].append(timed(lambda: plain.pull("v/", version, work / "pulled")))
         shutil.rmtree(work / "pulled")
@@ -327,8 +327,10 @@ def main(quick: bool) -> list[Figure]:
     memory = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 * size else None
     with TemporaryDirectory(prefix="rollmill-benchmark-", dir=memory) as home:
         try:
-            os.environ.update(environment(supervisor.up(Path(home) / "services", supervisor.AUTO, ["s3"])))
-            figures = transfer(Path(home), size, rounds)
+            endpoints = supervisor.up(Path(home) / "services", supervisor.AUTO, ["s3"])
+            os.environ.update(environment(endpoints))
+            plain = endpoints.need_s3().client(read_timeout=60.0, attempts=5)
+            figures = transfer(plain, Path(home), size, rounds)
             return figures + stall(Path(home), size, rounds)
         finally:
             supervisor.down(Path(home) / "services")
