@@ -52,8 +52,10 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
+# The fast tests side by side; those with servers and processes of their own after one another.
 test: lint types contracts ministack bfcl environments rdma
-	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "(slow or server) and not full" $(PYTEST_ARGS)
 
 # Under 2 minutes.
 test-fast: lint bfcl
