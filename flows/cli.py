@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import environments, rewards, samples, versions
+from flows import audit, environments, rewards, samples, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -159,6 +159,7 @@ app.add_typer(versions.app, name="versions")
 app.add_typer(samples.app, name="samples")
 app.add_typer(rewards.app, name="rewards")
 app.command("gc")(versions.collect)
+app.command("audit")(audit.audit)
 
 
 def main() -> None:
