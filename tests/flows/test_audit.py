@@ -17,4 +17,4 @@ def test_a_sound_run_is_told_so_and_a_spoilt_object_is_named(desk: Desk) -> None
 
 
 def test_a_run_that_is_not_there_is_an_error_and_no_clean_one(desk: Desk) -> None:
-    assert "has no version yet" in desk.bad("audit", "frozen_lake")
+    assert "has no version yet" in desk.bad("audit", "frozen_lake", sets=("name=mistyped",))
