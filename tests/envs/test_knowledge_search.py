@@ -216,7 +216,7 @@ def test_empty_package_lists_are_no_empty_corpus(tmp_path: Path, monkeypatch: py
         depends(tmp_path, "python3-doc")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("apt-get") is None or shutil.which("npm") is None, reason="built from Debian and npm")
 async def test_the_real_encyclopedia() -> None:

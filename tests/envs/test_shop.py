@@ -153,7 +153,7 @@ def test_the_catalogue_is_read_from_the_archives_fields() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("apt-cache") is None, reason="the catalogue is Debian's")
 async def test_the_real_catalogue() -> None:
     Shop.fetch({})

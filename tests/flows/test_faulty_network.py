@@ -16,7 +16,7 @@ STEPS = 8
 
 
 @pytest.mark.server
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_run_completes_over_a_bad_network(rollmill: Rollmill, services: Endpoints) -> None:
     upstream = services.need_s3().endpoint_url
