@@ -1,4 +1,4 @@
-"""The kills of CI: 180 among processes that only speak the store's protocol, 20 in a real run."""
+"""Kills at random: 180 among processes that only speak the store's protocol and, in the long runs, 20 in a real run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("kills", "real"), [(180, 0), (20, 20)], ids=["protocol", "real"])
+@pytest.mark.parametrize(
+    ("kills", "real"),
+    [pytest.param(180, 0, id="protocol"), pytest.param(20, 20, id="real", marks=pytest.mark.full)],
+)
 def test_nothing_is_lost_or_doubled_by_kills(kills: int, real: int) -> None:
     command = [sys.executable, "-m", "benchmarks.crash", "--kills", str(kills), "--real", str(real), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
