@@ -217,6 +217,7 @@ def test_failing_environments_are_counted_drops_and_the_run_goes_on(rollmill: Ro
     assert rollmill.log("unlucky").ledger.dropped_groups["environment_error"] > 0
 
 
+@pytest.mark.full
 def test_disturbances_on_purpose_are_never_taken_for_real_failures(rollmill: Rollmill):
     code, output = rollmill.train(
         "disturbances",
