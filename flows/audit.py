@@ -18,18 +18,19 @@ def audit(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa: B
     settled = load_config(config, overrides)
     with services(("s3",)):
         from flows.prepare import reach
-        from flows.report import records_of
+        from flows.report import no_version
         from infra.store.audit import audit as read
         from rl.account import Kind
 
         store = reach(settled)
-        records = records_of(settled, store)  # a run that is not there is an error, not a clean one
         found = read(store, settled.prefix)
+        if not found.account.lsn:  # a run that is not there is an error, not a clean one
+            raise no_version(settled, store)
         for finding in found.findings:
             console.print(str(finding), style="red", highlight=False, soft_wrap=True, markup=False)
         counts = ", ".join(f"{kind.value.replace('_', ' ')} {found.count(kind)}" for kind in Kind)
         console.print(
-            f"{len(records)} records, {found.segments} segments, {found.states} states read: {counts}",
+            f"{found.account.lsn} records, {found.segments} segments, {found.states} states read: {counts}",
             highlight=False,
             soft_wrap=True,
         )

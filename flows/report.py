@@ -126,5 +126,10 @@ def records_of(config: RunConfig, store: ObjectStore) -> list[Record]:
     """The whole log of a run. Raises ConfigError when there is none."""
     records = LogReader(store, config.prefix).history()
     if not records:
-        raise ConfigError(f"run {config.prefix.rstrip('/')!r} has no version yet in bucket {store.bucket!r}")
+        raise no_version(config, store)
     return records
+
+
+def no_version(config: RunConfig, store: ObjectStore) -> ConfigError:
+    """What a command that looks at a run says of one that is not there."""
+    return ConfigError(f"run {config.prefix.rstrip('/')!r} has no version yet in bucket {store.bucket!r}")

@@ -192,14 +192,14 @@ def _run(config: str, overrides: list[str]) -> Iterator[Run]:
     settled = load_config(config, overrides)
     with services(("s3",)):
         from flows.prepare import reach
-        from flows.report import records_of
+        from flows.report import no_version, records_of
         from infra.store.log import CommitLog
 
         store = reach(settled)
         records = records_of(settled, store)
         log = CommitLog(store, settled.prefix, f"operator-{socket.gethostname()}-{os.getpid()}")
         if log.sync().head is None:
-            raise ConfigError(f"run {settled.prefix.rstrip('/')!r} has no version yet in bucket {store.bucket!r}")
+            raise no_version(settled, store)
         yield Run(settled, log, records)
 
 

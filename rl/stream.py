@@ -40,16 +40,24 @@ class ProblemStream:
 
     def problem(self, ordinal: int) -> Problem:
         """The problem of this ordinal (>= 0), of the training split."""
+        domain, index = self._draw(ordinal)
+        return Problem(ordinal, domain, index, derive_seed(self._seed, "train", domain, index))
+
+    def domain(self, ordinal: int) -> str:
+        """The domain of this ordinal's problem."""
+        return self._draw(ordinal)[0]
+
+    def mix(self, start: int, count: int) -> Mapping[str, int]:
+        """How many of the `count` problems from ordinal `start` on are of each domain."""
+        return Counter(map(self.domain, range(start, start + count)))
+
+    def _draw(self, ordinal: int) -> tuple[str, int]:
+        """Domain and index within it."""
         while len(self._drawn) <= ordinal:
             name = self._next()
             self._drawn.append((name, self._counts[name]))
             self._counts[name] += 1
-        domain, index = self._drawn[ordinal]
-        return Problem(ordinal, domain, index, derive_seed(self._seed, "train", domain, index))
-
-    def mix(self, start: int, count: int) -> Mapping[str, int]:
-        """How many of the `count` problems from ordinal `start` on are of each domain."""
-        return Counter(self.problem(ordinal).domain for ordinal in range(start, start + count))
+        return self._drawn[ordinal]
 
     def _next(self) -> str:
         """Of the domains below their share, the one whose next problem is due first: the quota method

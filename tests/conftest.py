@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -28,3 +29,18 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
         yield supervisor.up(home, supervisor.AUTO)
     finally:
         supervisor.down(home)
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    """An S3 server in this process, for tests that need no durable one. Shared by the session."""
+    from moto.server import ThreadedMotoServer  # seconds, which most tests need not pay
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()

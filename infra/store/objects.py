@@ -1,4 +1,4 @@
-"""Objects in one S3 bucket: get, put, create if absent, list, delete. The hot path, on boto3.
+"""Objects in one S3 bucket: get, put, create if absent, list, delete, on one client (`infra.store.clients`).
 
 Invariants
 - There is one retry loop, here (botocore's own is off): what may pass (`infra.store.faults`) is repeated until a

@@ -193,7 +193,7 @@ class Batches:
         for drop in dropped:
             if drop.reason in (Reason.STALE, Reason.TOO_LONG):
                 c = known.get(drop.uid)
-                domain = self._stream.problem(Uid.parse(drop.uid).ordinal).domain
+                domain = self._stream.domain(Uid.parse(drop.uid).ordinal)
                 self._seen.evicted[domain, 1 << (c.tokens - 1).bit_length() if c and c.tokens else 0] += 1
 
     def _settle(self, dropped: Sequence[Drop], candidates: Sequence[Candidate]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
 from infra.services.endpoints import Endpoints, environment
@@ -116,18 +114,6 @@ class Desk:
         assert result.exit_code == 2 and "Traceback" not in result.output, result.output
         assert len(result.output.strip().splitlines()) == 1, result.output
         return result.output
-
-
-@pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
 
 
 @pytest.fixture

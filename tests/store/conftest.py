@@ -3,13 +3,11 @@ ministack."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
@@ -49,18 +47,6 @@ class Tap:
 
     def count(self, operation: str, containing: str = "") -> int:
         return sum(name == operation and containing in key for name, key in self.calls)
-
-
-@pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="session")
