@@ -100,3 +100,13 @@ def test_a_package_adds_an_environment_with_one_file_and_an_entry_point(tmp_path
         env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0 and "expert 1.00" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_command_line_imports_nothing_heavy_until_a_command_needs_it() -> None:
+    asked = (
+        "import sys, flows.cli\n"
+        "tops = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(*sorted(tops & {'envs', 'infra', 'tasks', 'pydantic', 'torch', 'prefect', 'boto3', 'numpy'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
