@@ -144,13 +144,13 @@ def doctor() -> None:
     results = checks()
     for check in results:
         table.add_row(
-            "[green]ok[/green]" if check.ok else "[red]no[/red]",
+            "[green]ok[/green]" if check.ok else "[yellow]--[/yellow]" if check.optional else "[red]no[/red]",
             check.name,
             check.detail,
             "" if check.ok else check.mend,
         )
     console.print(table)
-    if not all(check.ok for check in results):
+    if not all(check.ok or check.optional for check in results):
         raise typer.Exit(1)
 
 

@@ -29,7 +29,7 @@ from time import monotonic, sleep
 
 from infra.sandbox import seccomp
 from infra.sandbox.errors import SandboxFailure, SandboxUnavailable
-from infra.sandbox.host import close_streams, find_interpreter, program, unprivileged
+from infra.sandbox.host import allow_namespaces, close_streams, find_interpreter, program, unprivileged
 from infra.sandbox.limits import MB, Limits
 from infra.sandbox.supervision import Broken, Isolation
 
@@ -46,7 +46,10 @@ class Bubblewrap:
     """Knows where everything is on this machine; one serves all runs. Raises SandboxUnavailable."""
 
     isolation: Isolation = "full"
-    mend = "allow unprivileged user namespaces on this machine, or ask for the lesser isolation 'rlimits' by name"
+
+    @property
+    def mend(self) -> str:
+        return f"{allow_namespaces()}, or ask for the lesser isolation 'rlimits' by name"
 
     def __init__(self) -> None:
         if sys.platform != "linux":

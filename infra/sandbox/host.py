@@ -19,6 +19,12 @@ from infra.sandbox.errors import SandboxUnavailable
 UID = 64999
 """User and group that a root's sandboxes run as. Nobody else should use it."""
 SYSTEM = "/usr/bin/python3"
+SWITCHES = {
+    "kernel/unprivileged_userns_clone": ("0", "1"),
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user/max_user_namespaces": ("0", "15000"),
+}
+"""Settings under /proc/sys, of kernels and distributions: the value that forbids namespaces, and one that allows."""
 _ASK = """
 import json, os, sys, sysconfig
 open(sys.executable).close()  # it may have been started with more rights than it has now
@@ -53,6 +59,16 @@ def unprivileged() -> tuple[str, ...]:
     if os.geteuid() != 0:
         return ()
     return (program("setpriv"), f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--inh-caps=-all")
+
+
+def allow_namespaces(settings: Path = Path("/proc/sys")) -> str:
+    """What to do where the unprivileged can not make namespaces: the settings that forbid it, if it is those."""
+    found = [
+        f"`sysctl -w {name.replace('/', '.')}={allows}`"
+        for name, (forbids, allows) in SWITCHES.items()
+        if (settings / name).is_file() and (settings / name).read_text().strip() == forbids
+    ]
+    return " and ".join(found) or "allow unprivileged user namespaces on this machine (or in this container)"
 
 
 def close_streams(process: subprocess.Popen[bytes]) -> None:

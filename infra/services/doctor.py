@@ -43,6 +43,8 @@ class Check:
     ok: bool
     detail: str
     mend: str = ""
+    optional: bool = False
+    """Whether most runs go without it."""
 
 
 def checks(
@@ -54,7 +56,7 @@ def checks(
     """
     home = Path(data_dir).absolute() if data_dir is not None else supervisor.default_data_dir()
     found = [_python(), *_dependencies(), _guard("torch device", _torch), _guard("weed", _weed)]
-    found += [_guard("disk", functools.partial(_disk, home)), _memory()]
+    found += [_guard("disk", functools.partial(_disk, home)), _memory(), _guard("sandbox", _sandbox)]
     try:
         statuses = supervisor.status(home)
     except ServiceError as error:
@@ -183,6 +185,21 @@ def _memory() -> Check:
     ok = free_gb >= MIN_MEMORY_GB
     mend = "" if ok else f"end other programs: {MIN_MEMORY_GB:.0f} GB of free memory are needed"
     return Check("memory", ok, f"{free_gb:.1f} GB available", mend)
+
+
+def _sandbox() -> Check:
+    """Full isolation of untrusted code, tried with a harmless program. Domains without such code need none."""
+    from infra.sandbox.errors import SandboxUnavailable
+    from infra.sandbox.host import program
+    from infra.sandbox.sandbox import Sandbox
+
+    try:
+        sandbox = Sandbox()
+    except SandboxUnavailable as error:
+        reason, _, mend = str(error).removeprefix("sandbox: ").rpartition("; ")
+        return Check("sandbox", False, reason, f"for domains of untrusted code {mend}", optional=True)
+    answer = subprocess.run([program("bwrap"), "--version"], capture_output=True, text=True, timeout=20, check=True)
+    return Check("sandbox", True, f"{answer.stdout.strip()}, with {sandbox.python}")
 
 
 # --- the services -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -16,6 +17,7 @@ from infra.sandbox import seccomp
 from infra.sandbox.errors import SandboxFailure, SandboxUnavailable
 from infra.sandbox.grader import decode, encode
 from infra.sandbox.grading import Exam, agrade, grade
+from infra.sandbox.host import allow_namespaces
 from infra.sandbox.limits import Limits
 from infra.sandbox.sandbox import Sandbox
 from tests.sandbox.conftest import LIMITS
@@ -173,6 +175,15 @@ def test_a_machine_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
                 Sandbox()
     finally:
         module._starter.cache_clear()
+
+
+def test_a_kernels_setting_that_forbids_namespaces_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kernel").mkdir()
+    setting = tmp_path / "kernel" / "apparmor_restrict_unprivileged_userns"
+    setting.write_text("1\n")
+    assert allow_namespaces(tmp_path) == "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`"
+    setting.write_text("0\n")
+    assert allow_namespaces(tmp_path).startswith("allow unprivileged user namespaces")
 
 
 def test_an_unknown_processor_has_no_filter() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.sandbox import sandbox
 from infra.services import doctor
 from infra.services.endpoints import S3Endpoint
 from infra.services.supervisor import Ports
@@ -60,3 +63,23 @@ def test_the_atomicity_hook_is_called_and_its_error_becomes_a_mend(s3: S3Endpoin
     check = doctor._atomic(s3, bad)
     assert not check.ok and "two winners" in check.detail and check.mend
     assert doctor._atomic(s3, None).ok, "the embedded server itself must pass the store's probe"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the full sandbox needs Linux")
+def test_the_sandbox_is_tried_and_where_it_is_not_to_be_had_the_mend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = doctor._sandbox()
+    assert found.ok and found.detail.startswith("bubblewrap ") and "/python" in found.detail
+    which = shutil.which
+    sandbox._starter.cache_clear()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "which", lambda *_, **__: None)
+            missing = doctor._sandbox()
+        assert not missing.ok and missing.optional and missing.detail == "the program 'bwrap' is missing"
+        assert "apt-get install bubblewrap" in missing.mend
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "which", lambda name, **k: which("false" if name == "bwrap" else name, **k))
+            useless = doctor._sandbox()
+        assert not useless.ok and "allow unprivileged user namespaces" in useless.mend
+    finally:
+        sandbox._starter.cache_clear()
