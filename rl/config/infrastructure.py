@@ -1,4 +1,4 @@
-"""Where it runs: engine, pools, store, tracking, orchestration. Secrets come from the environment only."""
+"""Where it runs: pools, store, tracking, orchestration. Secrets come from the environment only."""
 
 from __future__ import annotations
 
@@ -7,20 +7,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rl.config.base import Name, Section
-
-
-class HFEngineSection(Section):
-    """The embedded engine: transformers in the process of a GPU-tagged worker."""
-
-    type: Literal["hf"] = "hf"
-    max_batch: Annotated[int, Field(ge=1)] = 64
-    """Sequences decoded together."""
-    threads: Annotated[int, Field(ge=1)] = 1
-    """torch threads."""
-    device: str = "auto"
-    """torch device; auto takes a GPU where there is one."""
-    hardware: Literal["compute_gpu", "bandwidth_gpu"] = "bandwidth_gpu"
-    """Class of the worker that hosts it."""
 
 
 class LocalPools(Section):
@@ -97,4 +83,4 @@ class RestartSection(Section):
     trainer: Annotated[int, Field(ge=0)] = 5
     """Trainer."""
     engine: Annotated[int, Field(ge=0)] = 5
-    """Engine with its proxy."""
+    """Each engine, and the proxy."""

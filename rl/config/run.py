@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 
 from rl.advantages.registry import BUILT_IN
 from rl.config.base import Name, Section
+from rl.config.engine import EngineSection, HFEngineSection, check_engine
 from rl.config.infrastructure import (
-    HFEngineSection,
     LocalPools,
     MooncakeWeights,
     RestartSection,
@@ -29,6 +29,7 @@ from rl.config.retention import RetentionSection
 from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
 from rl.config.training import TrainingSection
 from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
+from rl.placement import HardwareClass, Placement
 from rl.retention import Retention
 from rl.selection import DropPolicy
 from rl.staleness import StalenessPolicy
@@ -54,7 +55,7 @@ class RunConfig(Section):
     staleness: StalenessSection = StalenessSection()
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
-    engine: HFEngineSection = HFEngineSection()
+    engine: EngineSection = HFEngineSection()
     pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
     serverless: Annotated[LocalFunctions | LambdaFunctions, Field(discriminator="type")] | None = None
     """Where rewards with the `@serverless` mark run; None runs them, as all others, on the workers of the class
@@ -87,18 +88,26 @@ class RunConfig(Section):
                     f"pools.cpu ({self.pools.cpu}) is below training.group_size "
                     f"({self.training.group_size}): no group could run; raise it, up to {members} are used"
                 )
-            if getattr(self.pools, self.engine.hardware) < 1:
-                raise ValueError(f"pools.{self.engine.hardware} is 0, but engine.hardware asks for it; set it to 1")
-            needed = 1 + (self.engine.hardware == "compute_gpu")
-            if self.pools.compute_gpu < needed:
-                raise ValueError(
-                    f"pools.compute_gpu ({self.pools.compute_gpu}) is below {needed}: the trainer"
-                    f"{' and the engine run' if needed > 1 else ' runs'} there; set it to {needed}"
-                )
+            for name, engines in self.engine.counts.items():
+                trains = name == "compute_gpu"
+                if (given := getattr(self.pools, name)) < engines + trains:
+                    users = [f"{engines} engine{'s' * (engines > 1)}"] * bool(engines) + ["the trainer"] * trains
+                    raise ValueError(
+                        f"pools.{name} ({given}) is below {engines + trains}, but {' and '.join(users)} run there; "
+                        f"set it to {engines + trains}"
+                    )
+            if self.pools.compute_gpu < 1:
+                raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
         if self.training.group_size * self.training.groups_per_step % self.training.processes:
             raise ValueError(
                 f"training.processes ({self.training.processes}) does not divide the batch of "
                 f"{self.training.group_size * self.training.groups_per_step} trajectories; choose a divisor"
+            )
+        check_engine(self.engine)
+        if self.deterministic and not self.engine.embedded:
+            raise ValueError(
+                f"engine ({self.engine.type}) must be the one within the proxy in a deterministic run; leave "
+                f"engine.type at hf and engine.instances away, or set deterministic to false"
             )
         if self.deterministic and self.training.examine_factor != 1.0:
             raise ValueError(
@@ -134,6 +143,12 @@ class RunConfig(Section):
     @property
     def stream(self) -> ProblemStream:
         return ProblemStream(self.seed, {d.name: d.weight for d in self.domains})
+
+    @property
+    def generation(self) -> Placement:
+        """Where generations run best, by domain."""
+        declared = {d.name: HardwareClass(d.runs_on) for d in self.domains if d.runs_on is not None}
+        return Placement(declared, HardwareClass.BANDWIDTH_GPU)
 
     def domain(self, name: str) -> DomainSection:
         return next(d for d in self.domains if d.name == name)

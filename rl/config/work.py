@@ -32,6 +32,9 @@ class DomainSection(Section):
     """Environments constructed ahead of need, in each worker process."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
     """Environments alive at once in each worker process; None is as many as there are slots and memory for."""
+    runs_on: Literal["compute_gpu", "bandwidth_gpu"] | None = None
+    """Class of the engines that generate its turns, while they have room; None decides by the measured shape of each
+    turn. `rollmill profile` measures a run and suggests it."""
     injection: InjectionSection | None = None
     """Latency and failures added on purpose."""
 
