@@ -1,0 +1,160 @@
+"""JSON in and out, and the name of every failure: what all families of routes share.
+
+Invariants: every answer made here is JSON; every failure has a name, a status and a detail; a POST whose content type
+is not application/json gets 415, so that a page in somebody's browser can not send one (a browser asks first, and
+gets no permission here).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy
+from infra.proxy.control import Refused, UnknownFence
+from infra.proxy.versions import UnknownVersion
+from infra.store.errors import StoreUnavailable
+from rl.errors import Fenced, RollmillError
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
+RETRY_AFTER_S = "1"
+GONE = 499
+"""Status of an answer that nobody reads: the client closed the connection."""
+
+logger = logging.getLogger(__name__)
+
+
+class NotJson(RollmillError):
+    """A request whose content type is not that of JSON."""
+
+
+class Gone(RollmillError):
+    """The client went away while it waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client is told of an error."""
+
+    name: str
+    status: int
+    detail: str
+    field: str | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        name, status = _name(error)
+        detail, field = str(error), None
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "body"
+            detail = f"{field}: {first['msg']}"
+        if name == "internal":
+            logger.error("a request failed", exc_info=error)
+            detail = f"{type(error).__name__}: {error}"
+        return cls(name, status, detail, field)
+
+    @property
+    def headers(self) -> dict[str, str] | None:
+        return {"Retry-After": RETRY_AFTER_S} if self.status == 503 else None
+
+    def response(self) -> Response:
+        content = {"error": self.name, "detail": self.detail}
+        if self.field is not None:
+            content["field"] = self.field
+        return answer(content, self.status, self.headers)
+
+
+def _name(error: Exception) -> tuple[str, int]:
+    """Name and status of a failure."""
+    match error:
+        case Refused(reason="unavailable") | EngineClosed() | StoreUnavailable():
+            return "unavailable", 503
+        case Refused():
+            return error.reason, 409
+        case Fenced():
+            return "fenced", 403
+        case NotJson():
+            return "unsupported_media_type", 415
+        case UnknownFence():
+            return "unknown_fence", 404
+        case UnknownVersion():
+            return "unknown_version", 404
+        case UnknownPolicy():
+            return "unknown_policy", 422
+        case PromptTooLong():
+            return "prompt_too_long", 422
+        case BadRequest() | ValidationError():
+            return "bad_request", 422
+        case ClientDisconnect() | Gone():
+            return "disconnected", GONE
+        case RollmillError():
+            return type(error).__name__, 500
+    return "internal", 500
+
+
+def post(path: str, endpoint: Endpoint, refused: Callable[[Failure], None] = lambda _: None) -> Route:
+    """A POST route whose failures are answered by name; `refused` is told of each."""
+
+    async def named(request: Request) -> Response:
+        try:
+            check_type(request)
+            return await endpoint(request)
+        except Exception as error:
+            failure = Failure.of(error)
+            refused(failure)
+            return failure.response()
+
+    return Route(path, named, methods=["POST"])
+
+
+def check_type(request: Request) -> None:
+    """Raise NotJson unless the request says that it holds JSON."""
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise NotJson(f"the content type is {given!r}; send JSON, as application/json")
+
+
+async def read(request: Request, model: type[B]) -> B:
+    """The body as this model. Raises BadRequest, ValidationError."""
+    try:
+        content = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    return model.model_validate(content)
+
+
+async def while_connected(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away; the body must have been read. Raises Gone,
+    and what `work` raises."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone("the client went away")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(orjson.dumps(content), status, headers, "application/json")

@@ -1,0 +1,41 @@
+"""Routes of the project's own trajectories: tokens in, tokens out.
+
+    POST /generate                      409 stale | cancelled, 422 a field is wrong, 503 unavailable + Retry-After
+    POST /trajectories/{id}/abort
+
+Invariant: a client that goes away while it waits frees its place in the engine.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from infra.proxy.control import Proxy
+from infra.proxy.http import Failure, answer, post, read, while_connected
+from infra.proxy.wire import GenerateBody
+
+
+def routes(proxy: Proxy) -> list[Route]:
+    """Of one proxy."""
+
+    async def generate(request: Request) -> Response:
+        body = await read(request, GenerateBody)
+        result = await while_connected(request, proxy.generate(body))
+        return answer(
+            {
+                "token_ids": result.token_ids,
+                "logprobs": result.logprobs,
+                "finish_reason": result.finish_reason,
+                "version_spans": result.version_spans,
+            }
+        )
+
+    async def abort(request: Request) -> Response:
+        return answer({"aborted": proxy.abort(request.path_params["trajectory"])})
+
+    def refused(failure: Failure) -> None:
+        proxy.metrics.refusals.labels(failure.name).inc()
+
+    return [post("/generate", generate, refused), post("/trajectories/{trajectory:path}/abort", abort)]
