@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from infra.engines.protocol import Generation
 from rl.errors import GenerationFailure, RollmillError
 
 
 class EngineClosed(GenerationFailure):
-    """The engine was closed, or its loop died; the message carries the cause."""
+    """The engine was closed, or its loop or process died; the message carries the cause.
+
+    `partial` is what the request had so far, where the engine had reported it: another engine can go on from there.
+    """
+
+    partial: Generation | None = None
 
 
 class UnknownPolicy(RollmillError):
@@ -35,3 +41,15 @@ class BaseFrozen(RollmillError):
 
 class ModelUnusable(RollmillError):
     """The model directory is missing, broken, or of a kind that the engine can not run."""
+
+
+class EngineNotInstalled(RollmillError):
+    """The program of an engine is not there, or not as it should be; the message says how to get it."""
+
+
+class EngineDidNotStart(GenerationFailure):
+    """The process of an engine ended, or did not answer, before it was ready; the message carries the end of its log."""
+
+
+class NoAdapterSlot(RollmillError):
+    """More adapters than the engine has room for."""
