@@ -7,8 +7,11 @@ A trajectory's tokens are built by appending, never by rendering a conversation 
     reply(message)    end of the turn + one tool or user message + the header        mask 0
     <sampled> ...
 
+`conversation` is the general form of both: any messages, tool calls and tools, behind any number of recorded ones.
+
 Invariants
-- Nothing in a message's content becomes a control token: only the template's own text may hold one.
+- Nothing in a message, a tool call or the description of a tool becomes a control token: only the template's own text
+  may hold one. (Control are the tokens that the tokenizer calls special; `<think>`, say, is not.)
 - Where contents hold no control token and the template does not alter them (by trimming, say), the pieces
   joined are the tokens of the whole conversation rendered at once and tokenised. A template that rewrites
   what came before (one that drops earlier thinking, for example) is refused when loaded.
@@ -33,16 +36,19 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from infra.templates import compile_template
 from rl.errors import ConfigError
+from rl.sessions import Said, SaidCall
 from rl.trajectory import Message
 
 _MADE_UP_ROLE = "rollmillprobe"
 _MARK = re.compile("\ue000([0-9]+)\ue001")
+
+
+class UnfitConversation(ConfigError):
+    """The chat template can not render these messages as they are."""
 
 
 class ChatCodec:
@@ -56,13 +62,14 @@ class ChatCodec:
         self._source = source
         self._tokenizer = tokenizer
         self._tokenizer.encode_special_tokens = True
-        self._template = _compile(template, source)
+        self._template = compile_template(template, source)
         self._names = special_names
         self._controls = {
             token.content: index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
         longest_first = sorted(map(re.escape, self._controls), key=len, reverse=True)
         self._control = re.compile("|".join(longest_first) or r"(?!)")
+        self._masked = re.compile("|".join([*longest_first, "[\ue000\ue001]"]))
         self._tool_role = "tool" if self._knows_tool_role() else "user"
         self._suffix = self._derive_suffixes()
         self._check_no_injection()
@@ -89,6 +96,11 @@ class ChatCodec:
         }
         return cls(Tokenizer.from_file(str(file)), template, names, str(path))
 
+    @property
+    def end(self) -> int:
+        """The token that closes a model's turn."""
+        return self._end
+
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The token that closes a model's turn, and the tokenizer's end of sequence where that is another."""
@@ -97,8 +109,60 @@ class ChatCodec:
 
     def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Tokens of the opening messages and the header of the model's first turn."""
-        marked = [{"role": m.role, "content": _mark(at)} for at, m in enumerate(messages)]
-        return self._encode(self._render(marked, True, tools), [m.content for m in messages])
+        return self.conversation([Said(m.role, m.content) for m in messages], tools)
+
+    def conversation(
+        self, messages: Sequence[Said], tools: Sequence[dict[str, Any]] = (), after: int = 0
+    ) -> list[int]:
+        """Tokens of the messages behind the first `after`, and the header of the model's next turn. The last one of
+        those is a turn of the model, closed by `end`. Raises UnfitConversation."""
+        contents: list[str] = []
+        given = [self._marked(said, at < after, contents) for at, said in enumerate(messages)]
+        shown = [self._mask(tool, contents) for tool in tools]
+        text, start = self._render(given, True, shown), 0
+        if after:
+            said = given[after - 1]["content"]
+            close = self._control.match(text, text.find(said) + len(said))
+            if close is None or not self._render(given[:after], False, shown).startswith(text[: close.end()]):
+                raise UnfitConversation(f"{self._source}: the chat template alters what came before these messages")
+            start = close.end()
+        for message in given[after:]:
+            if message["content"] and text.count(message["content"], start) != 1:
+                raise UnfitConversation(f"{self._source}: the chat template leaves out a message of {message['role']}")
+        return self._encode(text[start:], contents)
+
+    def _marked(self, said: Said, sampled: bool, contents: list[str]) -> dict[str, Any]:
+        """A message for the template. Calls that the model sampled are part of its text already."""
+        role = self._tool_role if said.role == "tool" else said.role
+        calls = () if sampled else said.calls
+        if calls and not said.content:
+            return {"role": role, "content": "", "tool_calls": [self._call(call, contents) for call in calls]}
+        contents.append(said.content)
+        message: dict[str, Any] = {"role": role, "content": _mark(len(contents) - 1)}
+        if calls:
+            message["tool_calls"] = [self._call(call, contents) for call in calls]
+        return message
+
+    def _call(self, call: SaidCall, contents: list[str]) -> dict[str, Any]:
+        try:
+            arguments = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            arguments = call.arguments
+        function = {"name": call.name, "arguments": arguments}
+        return {"type": "function", "function": self._mask(function, contents)}
+
+    def _mask(self, value: Any, contents: list[str]) -> Any:
+        """The same JSON value with marks in the place of all that would become a control token or is a mark."""
+
+        def mark(match: re.Match[str]) -> str:
+            contents.append(match[0])
+            return _mark(len(contents) - 1)
+
+        if isinstance(value, str):
+            return self._masked.sub(mark, value)
+        if isinstance(value, dict):
+            return {self._mask(key, contents): self._mask(entry, contents) for key, entry in value.items()}
+        return [self._mask(entry, contents) for entry in value] if isinstance(value, list) else value
 
     def reply(self, message: Message) -> list[int]:
         """Tokens between one model turn, whose stop token was sampled, and the next: `message` and the
@@ -111,7 +175,11 @@ class ChatCodec:
 
     def turn(self, text: str) -> list[int]:
         """Tokens of a model turn that says `text`, with its stop token: what a demonstration is made of."""
-        return [*self._encode(_mark(0), [text]), self._end]
+        return [*self._encode(self._lead + _mark(0), [text]), self._end]
+
+    def text(self, text: str) -> list[int]:
+        """Tokens of plain text; control tokens are not recognised in it."""
+        return self._plain(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a model turn without its stop token. Other control tokens stay visible."""
@@ -145,13 +213,13 @@ class ChatCodec:
     def _plain(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids if text else []
 
-    def _render(self, messages: list[dict[str, str]], header: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+    def _render(self, messages: list[dict[str, Any]], header: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         try:
             return self._template.render(
                 messages=messages, add_generation_prompt=header, tools=list(tools) or None, **self._names
             )
         except jinja2.TemplateError as error:
-            raise ConfigError(f"{self._source}: the chat template refuses the messages: {error}") from error
+            raise UnfitConversation(f"{self._source}: the chat template refuses the messages: {error}") from error
 
     def _conversation(self, *roles: str, header: bool = True) -> str:
         return self._render([{"role": role, "content": _mark(at)} for at, role in enumerate(roles)], header)
@@ -170,8 +238,8 @@ class ChatCodec:
     def _derive_suffixes(self) -> dict[str, str]:
         """What follows the sampled stop token, by role of the next message, with mark 0 for its content.
 
-        Also sets the token that ends a turn. Raises ConfigError unless conversations only ever grow at
-        their end.
+        Also sets the token that ends a turn, and what the template puts before what the model says (an empty
+        thinking, say). Raises ConfigError unless conversations only ever grow at their end.
         """
         refuse = ConfigError(
             f"{self._source}: the chat template is not prefix-stable (a longer conversation changes what "
@@ -179,8 +247,10 @@ class ChatCodec:
         )
         opening, said = self._conversation("user"), _mark(1)
         closed = self._conversation("user", "assistant", header=False)
+        self._lead = closed[len(opening) :].partition(said)[0]
+        opening += self._lead
         end = self._control.match(closed, len(opening + said))
-        if not closed.startswith(opening + said) or end is None:
+        if not closed.startswith(opening + said) or end is None or self._control.search(self._lead):
             raise refuse
         self._end = self._controls[end[0]]
         suffixes = {}
@@ -194,7 +264,7 @@ class ChatCodec:
             for second, two in suffixes.items():
                 grown = (
                     opening + said + end[0] + one.replace(_mark(0), _mark(2))
-                    + _mark(3) + end[0] + two.replace(_mark(0), _mark(4))
+                    + self._lead + _mark(3) + end[0] + two.replace(_mark(0), _mark(4))
                 )  # fmt: skip
                 if self._conversation("user", "assistant", first, "assistant", second) != grown:
                     raise refuse
@@ -227,33 +297,3 @@ class ChatCodec:
 
 def _mark(at: int) -> str:
     return f"\ue000{at}\ue001"
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` of training templates: its body, as it is."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile(template: str, source: str) -> jinja2.Template:
-    """The template in the environment that transformers gives it, but without a clock."""
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = refuse
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"{source}: the chat template can not be read: {error}") from error

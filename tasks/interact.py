@@ -11,42 +11,16 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from itertools import pairwise
 from time import time
 
 from infra.engines.protocol import BASE, Generation, Sampling
 from rl.errors import GenerationFailure
 from rl.placement import runs_on
+from rl.recorder import Recorder, versions_of
 from rl.stream import derive_seed
-from rl.trajectory import NO_VERSION, Message, Span, Status, Trajectory
+from rl.trajectory import Message, Span, Status, Trajectory
 from tasks.reset import Member
 from tasks.runtime import Runtime, runtime
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Tokens with their provenance, in the order in which the policy sees them."""
-
-    token_ids: list[int] = field(default_factory=list)
-    loss_mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def observed(self, token_ids: list[int]) -> None:
-        n = len(token_ids)
-        self.token_ids += token_ids
-        self.loss_mask += [0] * n
-        self.logprobs += [0.0] * n
-        self.versions += [NO_VERSION] * n
-
-    def sampled(self, generation: Generation) -> None:
-        n = len(generation.token_ids)
-        self.token_ids += generation.token_ids
-        self.loss_mask += [1] * n
-        self.logprobs += generation.logprobs
-        for (start, version), (end, _) in pairwise([*generation.version_spans, (n, NO_VERSION)]):
-            self.versions += [version] * (end - start)
 
 
 @runs_on("cpu")
@@ -76,7 +50,8 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
         start = time()
         generation = await _generate(here, member, record, min(room, config.rollout.max_new_tokens), turns)
         spans.append(Span("generate", start, time()))
-        record.sampled(generation)
+        sampled = generation.token_ids
+        record.sampled(sampled, generation.logprobs, versions_of(generation.version_spans, len(sampled)))
         turns += 1
         text = codec.decode([t for t in generation.token_ids if t not in codec.stop_token_ids])
         messages.append(Message("assistant", text))
