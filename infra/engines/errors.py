@@ -48,7 +48,7 @@ class EngineNotInstalled(RollmillError):
 
 
 class EngineDidNotStart(GenerationFailure):
-    """The process of an engine ended, or did not answer, before it was ready; the message carries the end of its log."""
+    """The process of an engine ended, or did not answer, before it was ready; the message carries its log's end."""
 
 
 class NoAdapterSlot(RollmillError):

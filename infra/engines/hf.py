@@ -76,6 +76,7 @@ class HFEngine:
         if base_version is not None:
             self._loop.versions[BASE] = base_version
         self._ready: OrderedDict[tuple[str, int], Tensors | AdapterFiles] = OrderedDict()
+        self._rows: dict[str, Row] = {}
         self._random = random.SystemRandom()
         self._serial = 0
         self._loop.start()
@@ -84,13 +85,20 @@ class HFEngine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Generation:
         """See the protocol. Cancelling the call frees the slot. Raises BadRequest too."""
-        row = self._row(token_ids, sampling, tenant, request_id)
+        row = self._rows[request_id] = self._row(token_ids, sampling, tenant, request_id)
         self._loop.submit(row)
         try:
             return await asyncio.wrap_future(row.future)
         except asyncio.CancelledError:
             self._loop.call(lambda: self._loop.abort([request_id]))
             raise
+        finally:
+            self._rows.pop(request_id, None)
+
+    def so_far(self, request_id: str) -> Generation | None:
+        """What a request in flight has sampled until now; None for one that is not."""
+        row = self._rows.get(request_id)
+        return None if row is None else row.so_far()
 
     def _row(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Row:
         tokens = list(token_ids)

@@ -54,6 +54,15 @@ class Capabilities:
     prefix_cache: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that another engine computed: where to fetch its keys and values. Engines with a split of prefill and
+    decode alone make and take it."""
+
+    version: int
+    params: dict[str, Any]
+
+
 class Engine(Protocol):
     capabilities: Capabilities
 

@@ -38,6 +38,12 @@ class Row:
     spans: list[tuple[int, int]] = field(default_factory=list)
     cached: int = 0
 
+    def so_far(self) -> Generation:
+        """What it has, as a copy; from any thread, for a log-prob is the last thing that a token brings."""
+        n = len(self.logprobs)
+        tokens = self.tokens[self.prompt_length : self.prompt_length + n]
+        return Generation(tokens, self.logprobs[:n], "abort", [span for span in self.spans if span[0] < n])
+
     def result(self, reason: str) -> Generation:
         return Generation(self.tokens[self.prompt_length :], self.logprobs, reason, self.spans)  # type: ignore[arg-type]
 

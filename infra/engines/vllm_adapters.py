@@ -5,7 +5,7 @@
 
 Invariants
 - Neither a name nor a path is ever used for two versions: a server's prefix cache is keyed by them.
-- Files stay until the name is unloaded and nothing holds it: a server may read them again at any time until then.
+- Files stay for a while after the name is unloaded and nothing holds it: until then a server may read them again.
 - Without I/O to the server; `VLLMEngine` loads and unloads what is decided here.
 """
 
@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 import uuid
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from safetensors.torch import save_file
 
 from infra.engines.errors import NoAdapterSlot, UnknownPolicy
 from infra.engines.protocol import BASE
+
+BURIED = 8
+"""Unloaded adapters whose files stay: a request that was told to end may still run for a moment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,16 +48,18 @@ class AdapterTable:
     the server finds the files."""
 
     def __init__(self, slots: int, staging: Path):
+        self.slots = slots
         self.current: dict[str, Adapter] = {}
+        self._buried: deque[Adapter] = deque()
         self._staged: dict[tuple[str, int], Adapter] = {}
-        self._slots, self._staging = slots, staging
+        self._staging = staging
         self._nonce, self._serial = uuid.uuid4().hex[:8], 0
 
     def stage(self, tenant: str, version: int, directory: Path) -> Adapter:
         """Copy a version's files to their own path; idempotent. Raises NoAdapterSlot."""
-        if tenant not in self.current and len(self.current) >= self._slots:
+        if tenant not in self.current and len(self.current) >= self.slots:
             raise NoAdapterSlot(
-                f"tenant {tenant!r} needs a slot for its adapter, but all {self._slots} are in use by "
+                f"tenant {tenant!r} needs a slot for its adapter, but all {self.slots} are in use by "
                 f"{', '.join(sorted(self.current)) or 'none'}; start the engine with more (max_loras)"
             )
         key = (tenant, version)
@@ -89,7 +95,7 @@ class AdapterTable:
     def drop(self, tenant: str, version: int) -> None:
         """Forget a staged version that could not be served."""
         if (adapter := self._staged.pop((tenant, version), None)) is not None:
-            self.delete(adapter)
+            shutil.rmtree(adapter.directory, ignore_errors=True)
 
     def hold(self, tenant: str) -> Adapter:
         """The tenant's current adapter, for one request. Raises UnknownPolicy."""
@@ -108,9 +114,11 @@ class AdapterTable:
     def idle(self, adapter: Adapter) -> bool:
         return adapter.retired and adapter.holds == 0
 
-    def delete(self, adapter: Adapter) -> None:
-        """Remove the files."""
-        shutil.rmtree(adapter.directory, ignore_errors=True)
+    def bury(self, adapter: Adapter) -> None:
+        """Its name is unloaded; its files go when enough others have followed."""
+        self._buried.append(adapter)
+        while len(self._buried) > BURIED:
+            shutil.rmtree(self._buried.popleft().directory, ignore_errors=True)
 
     def close(self) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)

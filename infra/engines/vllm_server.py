@@ -15,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import threading
 import time
@@ -48,10 +49,15 @@ TAIL = 30
 Role = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
+def spare_slots(cpu: bool) -> int:
+    """Adapter slots above those of the tenants: one to change over, and on a CPU one for the base (`vllm.py`)."""
+    return 2 if cpu else 1
+
+
 class VLLMServer:
     """`home` is a directory of this server alone; its log is `vllm.log` there. Nothing runs before `start`.
 
-    max_loras: adapters in one batch, 0 for none; `max_lora_rank` their largest rank.
+    max_loras: tenants with an adapter, 0 for none; `max_lora_rank` the largest rank.
     gpu_memory_utilization: share of the GPU's memory; without a GPU `cpu_cache_gib` holds the cache of keys and values.
     kv_role: with one, keys and values can come from or go to other servers (NIXL; `side_port` is its port on loopback).
     extra_args, env: more of `vllm serve`'s arguments and environment; the last of an argument given twice counts.
@@ -163,6 +169,8 @@ class VLLMServer:
             # the model's own defaults of top-p and top-k must not shape what is sampled
             "--generation-config": "vllm",
             "--stream-interval": STREAM_INTERVAL,
+            # of what is sampled without a seed of its own: no two servers may draw the same
+            "--seed": secrets.randbelow(2**31),
             "--weight-transfer-config": json.dumps({"backend": BACKEND}),
             "--middleware": "rollmill_vllm.guard.Guard",
         }
@@ -174,7 +182,8 @@ class VLLMServer:
             options["--gpu-memory-utilization"] = self._gpu_share
         if self._max_loras:
             switches.append("--enable-lora")
-            options["--max-loras"] = options["--max-cpu-loras"] = self._max_loras
+            slots = self._max_loras + spare_slots(installation.cpu)
+            options |= {"--max-loras": slots, "--max-cpu-loras": 2 * slots}
             options["--max-lora-rank"] = next((rank for rank in RANKS if rank >= self._rank), self._rank)
         if self._role is not None:
             options["--kv-transfer-config"] = json.dumps(self._transfer(installation))

@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from infra.engines.errors import GenerationFailure, NonFiniteLogits
+from infra.engines.errors import NonFiniteLogits
 from infra.engines.protocol import Sampling
+from rl.errors import GenerationFailure
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
