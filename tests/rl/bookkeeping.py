@@ -134,19 +134,20 @@ class World:
 
     def step(self, ledger: Ledger, batch: list[Candidate], dropped: list[Any]) -> None:
         """Commit the next version, trained on `batch`."""
+        self.append(ledger, Step, batch=batch, **self.step_fields(ledger, batch, dropped))
+
+    def step_fields(self, ledger: Ledger, batch: list[Candidate], dropped: list[Any]) -> dict[str, Any]:
+        """What the record of the next version says."""
         version = ledger.next_version
-        self.append(
-            ledger,
-            Step,
-            batch=batch,
-            version=version,
-            base=ledger.head,
-            state=self.state(version),
-            weights_sha256="0",
-            alpha=self.policy.alpha,
-            trained=tuple(str(c.uid) for c in batch),
-            dropped=tuple(dropped),
-        )
+        return {
+            "version": version,
+            "base": ledger.head,
+            "state": self.state(version),
+            "weights_sha256": "0",
+            "alpha": self.policy.alpha,
+            "trained": tuple(str(c.uid) for c in batch),
+            "dropped": tuple(dropped),
+        }
 
     @staticmethod
     def full(version: int) -> bool:
