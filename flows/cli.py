@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import audit, environments, rewards, samples, versions
+from flows import audit, engines, environments, rewards, samples, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -155,6 +155,7 @@ def doctor() -> None:
 
 
 app.add_typer(environments.app, name="env")
+app.add_typer(engines.app, name="engine")
 app.add_typer(versions.app, name="versions")
 app.add_typer(samples.app, name="samples")
 app.add_typer(rewards.app, name="rewards")

@@ -74,7 +74,9 @@ class VLLMEngine:
             mixed_adapters=True, continues_across_update=True, deterministic=False, prefix_cache=True
         )
         self.max_length = 0
-        """Tokens of one sequence, prompt included; known after `start`."""
+        """Tokens of one sequence, prompt included; known after `start`, as is the next."""
+        self.kv_tokens = 0
+        """Tokens of all sequences that the cache of keys and values holds at once."""
         self._calls = ServerCalls(url, key, control_s)
         self._model = BaseModel(model_dir)
         self._staging, self._max_rank = staging.resolve(), max_rank
@@ -99,7 +101,7 @@ class VLLMEngine:
         self._calls.open()
         facts = Facts.of(await self._calls.json("GET", "/server_info?config_format=json"))
         facts.check(self._adapters.slots, self._max_rank)
-        self.max_length, self._needs_zero = facts.max_length, facts.cpu
+        self.max_length, self.kv_tokens, self._needs_zero = facts.max_length, facts.kv_tokens, facts.cpu
         await self._calls.json("POST", "/init_weight_transfer_engine", {"init_info": {"root": str(self._root)}})
         await self._label()
         await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
@@ -169,6 +171,10 @@ class VLLMEngine:
                     release()
         except TimeoutError:
             segment.finish = "abort"
+        except GenerationFailure as error:  # a server whose engine has died still says so itself
+            if isinstance(error, EngineClosed) or await self.health():
+                raise
+            raise EngineClosed(str(error)) from error
         finally:
             if version is not None:
                 flight.add(segment, version)
@@ -387,8 +393,8 @@ class VLLMEngine:
     async def stats(self) -> dict[str, Any]:
         """See `vllm_stats.counters`. Raises EngineClosed, DeadlineExceeded."""
         text = (await self._calls.call("GET", "/metrics")).decode()
-        own = {"requests": self._requests, "swaps": self._swaps, "paused": not self._running.is_set()}
-        return counters(text) | own
+        own = {"kv_tokens": self.kv_tokens, "requests": self._requests, "swaps": self._swaps}
+        return counters(text) | own | {"paused": not self._running.is_set()}
 
     async def close(self) -> None:
         """End the requests in flight with EngineClosed; the server stays. Idempotent."""
