@@ -72,6 +72,8 @@ class HFEngine:
         slots = Slots(cache, batch, not deterministic, budget)
         self.max_length: int = min(config.max_position_embeddings, slots.longest)
         """Tokens of one sequence, prompt included."""
+        self.capacity: int = slots.longest
+        """Tokens whose keys and values have room."""
         self._loop = TokenLoop(module, slots, AdapterBank(module), threads)
         if base_version is not None:
             self._loop.versions[BASE] = base_version

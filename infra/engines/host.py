@@ -44,7 +44,8 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
         if compute is None:
             raise BadRequest("this engine does not split prompts from answers")
         call = Call.load(body)
-        return {"kv": await compute(call.token_ids, call.sampling, call.tenant, call.request_id)}
+        kept = await compute(call.token_ids, call.sampling, call.tenant, call.request_id)
+        return {"kv": [kept.version, kept.params]}
 
     async def pause(body: bytes) -> Any:
         await engine.pause(orjson.loads(body)["mode"])

@@ -24,7 +24,7 @@ from infra.engines.errors import (
     UnknownPolicy,
     WeightMismatch,
 )
-from infra.engines.protocol import Generation, Sampling
+from infra.engines.protocol import Generation, Prefilled, Sampling
 from rl.errors import GenerationFailure
 
 KEY = "ROLLMILL_ENGINE_KEY"
@@ -52,8 +52,7 @@ class Call:
     sampling: Sampling
     tenant: str
     request_id: str
-    kv: dict[str, Any] | None = None
-    """Where the keys and values of the prompt are, if another engine computed them."""
+    kv: Prefilled | None = None
 
     def dump(self) -> bytes:
         s = self.sampling
@@ -63,7 +62,7 @@ class Call:
                 "sampling": [s.temperature, s.max_new_tokens, s.stop_token_ids, s.seed],
                 "tenant": self.tenant,
                 "request_id": self.request_id,
-                "kv": self.kv,
+                "kv": None if self.kv is None else [self.kv.version, self.kv.params],
             }
         )
 
@@ -74,7 +73,8 @@ class Call:
             tree = orjson.loads(raw)
             temperature, most, stops, seed = tree["sampling"]
             sampling = Sampling(temperature, most, tuple(stops), seed)
-            return cls(tree["token_ids"], sampling, tree["tenant"], tree["request_id"], tree["kv"])
+            kv = None if tree["kv"] is None else Prefilled(*tree["kv"])
+            return cls(tree["token_ids"], sampling, tree["tenant"], tree["request_id"], kv)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"this is no generation: {type(error).__name__}: {error}") from error
 

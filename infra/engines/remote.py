@@ -18,7 +18,7 @@ import orjson
 
 from infra.engines.errors import EngineClosed
 from infra.engines.host_wire import Call, named, take
-from infra.engines.protocol import Capabilities, Generation, Sampling
+from infra.engines.protocol import Capabilities, Generation, Prefilled, Sampling
 from rl.errors import DeadlineExceeded
 
 CONNECT_S = 10.0
@@ -48,8 +48,7 @@ class RemoteEngine:
         sampling: Sampling,
         tenant: str,
         request_id: str,
-        *,
-        kv: dict[str, Any] | None = None,
+        kv: Prefilled | None = None,
     ) -> Generation:
         """See the protocol. Raises EngineClosed with `partial`."""
         so_far = Generation([], [], "abort")
@@ -67,10 +66,10 @@ class RemoteEngine:
             error.partial = so_far
             raise
 
-    async def prefill(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Any:
+    async def prefill(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Prefilled:
         """Compute a prompt; where its keys and values are, for `generate` of another engine."""
         body = Call(token_ids, sampling, tenant, request_id).dump()
-        return (await self._post("/prefill", body))["kv"]
+        return Prefilled(*(await self._post("/prefill", body))["kv"])
 
     async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
         await self._version("/prefetch", tenant, version, directory)

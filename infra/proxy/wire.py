@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
+from rl.placement import HardwareClass
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,6 +29,10 @@ class GenerateBody(_Body):
     start_version: Annotated[StrictInt, Field(ge=0)]
     evaluation: StrictBool = False
     """Exempt from staleness."""
+    domain: Annotated[str, Field(max_length=63)] = ""
+    """Whose turn it is, for the choice of an engine."""
+    may_split: StrictBool = True
+    """Whether one engine may compute the prompt and another the answer."""
 
 
 class FenceBody(_Body):
@@ -42,6 +48,21 @@ class PrefetchBody(FenceBody):
 class UpdateBody(PrefetchBody):
     oldest_viable: Annotated[StrictInt, Field(ge=0)]
     """Generations of trajectories that started under an older version end, and later ones are refused."""
+
+
+class ReportBody(_Body):
+    """An engine's host says that it is there."""
+
+    incarnation: Annotated[str, Field(min_length=1, max_length=64)]
+    """Another one is another process."""
+    url: Annotated[str, Field(pattern=r"^http://[^/]+$")]
+    hardware: HardwareClass
+    slots: Annotated[StrictInt, Field(ge=1)]
+    """Sequences decoded together."""
+    capacity: Annotated[StrictInt, Field(ge=1)]
+    """Tokens whose keys and values have room."""
+    capabilities: dict[str, StrictBool]
+    """`Capabilities` of the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,8 @@ class VLLMEngineSection(Section):
     """Share of the GPU's memory (--gpu-memory-utilization)."""
     cpu_cache_gb: Annotated[int, Field(ge=1)] = 1
     """Memory for keys and values on a CPU, in GiB."""
-    max_loras: Annotated[int, Field(ge=2)] = 4
-    """Adapter versions loaded at once: each tenant's old and new one while they change (--max-loras)."""
+    max_adapters: Annotated[int, Field(ge=1)] = 4
+    """Tenants whose adapters are served at once, if adapters are trained."""
     threads: Annotated[int, Field(ge=1)] = 1
     """torch threads, on a CPU."""
     extra_args: tuple[str, ...] = ()
