@@ -1,8 +1,8 @@
 """The embedded engine: a transformers model in this process, batched continuously (see `loop`).
 
 Invariants
-- Files are read and verified outside the loop; the loop pays for the copy alone, between two tokens. A swap that
-  fails leaves the old version served and every request going on.
+- Files are read, verified and brought to the device outside the loop; the loop pays for the exchange alone, between
+  two tokens. A swap that fails leaves the old version served and every request going on.
 - In deterministic mode a request runs alone, from its prompt to its end, in one slot, without a reused prefix:
   its result is a pure function of prompt, weights and seed, bit by bit.
 """
@@ -12,27 +12,31 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from infra.engines.adapters import AdapterBank, AdapterFiles
-from infra.engines.errors import BadRequest, BaseFrozen, ModelUnusable, PromptTooLong
+from infra.engines.adapters import AdapterBank
+from infra.engines.errors import BadRequest, BaseFrozen, ModelUnusable
+from infra.engines.fitting import Adapter, AdapterFiles, Fitting
 from infra.engines.kv import SlotCache
 from infra.engines.loop import TokenLoop
 from infra.engines.protocol import BASE, Capabilities, Generation, Sampling
+from infra.engines.requests import check_request
 from infra.engines.slots import Row, Slots
 from infra.engines.weights import Tensors, WeightTarget, read_tensors
 from rl.errors import DeadlineExceeded
 
+T = TypeVar("T")
 CPU_CACHE_BYTES = 2 << 30
 GPU_CACHE_SHARE = 0.3
 PREFETCHED = 2
-"""Versions held in memory that were read but not yet served."""
+"""Versions held in memory, ready to be served but not yet served. A version of the whole model takes as much memory as
+the one that is served."""
 CLOSE_S = 30.0
 
 
@@ -63,7 +67,7 @@ class HFEngine:
         module = _load(directory, device, dtype)
         config = module.config
         self._vocabulary: int = config.vocab_size
-        self._target = WeightTarget(module)
+        self._target, self._fitting = WeightTarget(module), Fitting(module)
         budget = CPU_CACHE_BYTES
         if module.device.type == "cuda":
             budget = int(torch.cuda.get_device_properties(module.device).total_memory * GPU_CACHE_SHARE)
@@ -77,10 +81,9 @@ class HFEngine:
         self._loop = TokenLoop(module, slots, AdapterBank(module), threads)
         if base_version is not None:
             self._loop.versions[BASE] = base_version
-        self._ready: OrderedDict[tuple[str, int], Tensors | AdapterFiles] = OrderedDict()
+        self._ready: OrderedDict[tuple[str, int], Any] = OrderedDict()
         self._rows: dict[str, Row] = {}
         self._random = random.SystemRandom()
-        self._serial = 0
         self._loop.start()
 
     # -- generation --------------------------------------------------------------------------------------------
@@ -104,18 +107,7 @@ class HFEngine:
 
     def _row(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Row:
         tokens = list(token_ids)
-        if not tokens:
-            raise BadRequest("token_ids is empty; a prompt has one token at least")
-        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
-            raise BadRequest(f"token_ids has {min(tokens)}..{max(tokens)}; the vocabulary is 0..{self._vocabulary - 1}")
-        if sampling.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens is {sampling.max_new_tokens}; at least 1")
-        if not sampling.temperature > 0:
-            raise BadRequest(f"temperature is {sampling.temperature}; above 0")
-        if len(tokens) >= self.max_length:
-            raise PromptTooLong(
-                f"the prompt has {len(tokens)} tokens; a sequence has {self.max_length} at most, answer included"
-            )
+        check_request(tokens, sampling, self._vocabulary, self.max_length)
         future: Future[Generation] = Future()
         future.set_running_or_notify_cancel()
         return Row(
@@ -143,60 +135,55 @@ class HFEngine:
     # -- versions ----------------------------------------------------------------------------------------------
 
     async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
-        """Read and verify. Raises WeightMismatch."""
-        await self._files(tenant, version, directory)
+        """Read, verify and bring to the device. Raises WeightMismatch."""
+        await (self._weights(version, directory) if tenant == BASE else self._adapter(tenant, version, directory))
 
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises WeightMismatch, BadRequest for BASE."""
         if tenant == BASE:
             raise BadRequest("an adapter needs a tenant of its own; the base is updated by update_weights")
-        files = await self._files(tenant, version, directory)
-        assert isinstance(files, AdapterFiles)
+        adapter = await self._adapter(tenant, version, directory)
         try:
-            await asyncio.wrap_future(self._loop.call(lambda: self._switch_adapter(tenant, version, files)))
+            await asyncio.wrap_future(self._loop.call(lambda: self._switch_adapter(tenant, version, adapter)))
         finally:
             self._ready.pop((tenant, version), None)
 
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises WeightMismatch, BaseFrozen."""
-        tensors = await self._files(BASE, version, directory)
-        assert not isinstance(tensors, AdapterFiles)
+        staged = await self._weights(version, directory)
         try:
-            await asyncio.wrap_future(self._loop.call(lambda: self._switch_weights(version, tensors)))
+            await asyncio.wrap_future(self._loop.call(lambda: self._switch_weights(version, staged)))
         finally:
             self._ready.pop((BASE, version), None)
 
-    async def _files(self, tenant: str, version: int, directory: Path) -> Tensors | AdapterFiles:
+    async def _weights(self, version: int, directory: Path) -> Tensors:
+        target = self._target
+        return await self._prepared(BASE, version, lambda: target.stage(target.verify(read_tensors(directory))))
+
+    async def _adapter(self, tenant: str, version: int, directory: Path) -> Adapter:
+        return await self._prepared(tenant, version, lambda: self._fitting.fit(AdapterFiles.read(directory)))
+
+    async def _prepared(self, tenant: str, version: int, prepare: Callable[[], T]) -> T:
         key = (tenant, version)
         if key not in self._ready:
-            if tenant == BASE:
-                self._ready[key] = await asyncio.to_thread(lambda: self._target.verify(read_tensors(directory)))
-            else:
-                self._ready[key] = await asyncio.to_thread(AdapterFiles.read, directory)
+            self._ready[key] = await asyncio.to_thread(prepare)
             while len(self._ready) > PREFETCHED:
                 self._ready.popitem(last=False)
         return self._ready[key]
 
-    def _switch_weights(self, version: int, tensors: Tensors) -> None:
+    def _switch_weights(self, version: int, staged: Tensors) -> None:
         if self._loop.versions.get(BASE) == version:
             return
-        if self._loop.adapters:
-            tenants = ", ".join(sorted(self._loop.adapters))
+        if self._loop.bank.tenants:
+            tenants = ", ".join(sorted(self._loop.bank.tenants))
             raise BaseFrozen(f"the base can not become version {version}: adapters of {tenants} rest on it")
-        self._target.copy(tensors)
+        self._target.exchange(staged)
         self._loop.switched(BASE, version)
 
-    def _switch_adapter(self, tenant: str, version: int, files: AdapterFiles) -> None:
+    def _switch_adapter(self, tenant: str, version: int, adapter: Adapter) -> None:
         if self._loop.versions.get(tenant) == version:
             return
-        self._serial += 1
-        name = f"p{self._serial}"
-        with torch.inference_mode(False):
-            self._loop.bank.add(name, files)
-            old = self._loop.adapters.get(tenant)
-            self._loop.adapters[tenant] = name
-            if old is not None:
-                self._loop.bank.remove(old)
+        self._loop.bank.put(tenant, adapter)
         self._loop.switched(tenant, version)
 
     def versions(self) -> dict[str, int]:

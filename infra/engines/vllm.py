@@ -11,41 +11,38 @@ Invariants
 - Every request to the server is made under one version, pinned before it is sent, and its tokens are recorded as they
   come. What goes on under another version is another request, that starts from the tokens so far: spans are exact.
 - When the base is replaced nothing that belongs to it is in flight, and no cache of its keys and values survives.
-- The server labels its weights with a nonce of this engine: tokens of a server that was restarted, or that another
-  engine took over, end the request by name.
-- A replacement that fails before it began leaves everything as it was; one that fails in its middle leaves weights of
-  two versions, so the engine is done: `health` is false, every call raises EngineClosed.
+- After what can not be mended here (a server that was restarted, weights of two versions) `health` is false and every
+  call raises EngineClosed with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from infra.engines.errors import BadRequest, BaseFrozen, EngineClosed, PromptTooLong, UnknownPolicy, WeightMismatch
+import orjson
+
+from infra.engines.errors import BadRequest, EngineClosed
 from infra.engines.protocol import BASE, Capabilities, Generation, Prefilled, Sampling
-from infra.engines.vllm_adapters import Adapter, AdapterTable
+from infra.engines.requests import check_request
 from infra.engines.vllm_facts import Facts
-from infra.engines.vllm_files import BaseModel, warm
+from infra.engines.vllm_files import BaseModel
 from infra.engines.vllm_flight import Flight
 from infra.engines.vllm_http import ServerCalls
-from infra.engines.vllm_server import SERVED
+from infra.engines.vllm_served import Served, Torn
 from infra.engines.vllm_stats import counters
 from infra.engines.vllm_wire import ABORT, GENERATE, Segment, abort, prefill, read_event, request
 from rl.errors import DeadlineExceeded, GenerationFailure, RollmillError
 
 CONTROL_S = 120.0
+HEALTH_S = 10.0
 GRACE_S = 2.0
 """For the server to end a request that it was told to end; then the connection is closed."""
 VAIN = 3
 """Requests in a row that the server may end unasked and without a token."""
-
-logger = logging.getLogger(__name__)
 
 
 class VLLMEngine:
@@ -79,33 +76,23 @@ class VLLMEngine:
         """Tokens of all sequences that the cache of keys and values holds at once."""
         self._calls = ServerCalls(url, key, control_s)
         self._model = BaseModel(model_dir)
-        self._staging, self._max_rank = staging.resolve(), max_rank
-        self._adapters = AdapterTable(max_adapters, self._staging / f"adapters-{uuid.uuid4().hex[:8]}")
-        self._zero: Adapter | None = None
-        self._needs_zero = False
-        self._base_version, self._base_on_server = base_version, base_version
-        self._nonce, self._serial = uuid.uuid4().hex[:12], 0
+        self._served = Served(self._calls, self._model, staging, max_adapters, max_rank, base_version)
         self._flights: set[Flight] = set()
         self._running, self._base_ready = asyncio.Event(), asyncio.Event()
         self._running.set()
         self._base_ready.set()
         self._swap = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._random = random.SystemRandom()
-        self._swaps = self._requests = 0
+        self._requests = self._serial = 0
         self._over: str | None = None
 
     async def start(self) -> None:
         """Take the server over. Raises EngineClosed when it is not there, BadRequest when it was started otherwise
         than is needed here, NoAdapterSlot when it has too few."""
         self._calls.open()
-        facts = Facts.of(await self._calls.json("GET", "/server_info?config_format=json"))
-        facts.check(self._adapters.slots, self._max_rank)
-        self.max_length, self.kv_tokens, self._needs_zero = facts.max_length, facts.kv_tokens, facts.cpu
-        await self._calls.json("POST", "/init_weight_transfer_engine", {"init_info": {"root": str(self._root)}})
-        await self._label()
-        await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
-        await self._calls.call("POST", "/resume")
+        facts = Facts.of(orjson.loads(await self._calls.call("GET", "/server_info?config_format=json")))
+        await self._served.take_over(facts)
+        self.max_length, self.kv_tokens = facts.max_length, facts.kv_tokens
 
     # -- generation --------------------------------------------------------------------------------------------
 
@@ -137,16 +124,18 @@ class VLLMEngine:
         try:
             async with flight.stoppable():
                 await self._may_start(tenant)
-                model, version, release = self._pin(tenant)
+                model, version, release = self._served.pin(tenant)
                 try:
                     body = prefill(model, self._wire_id(flight), token_ids, sampling)
-                    answer = await self._calls.json("POST", GENERATE, body)
+                    answer = orjson.loads(await self._calls.call("POST", GENERATE, body))
                 finally:
                     release()
         except TimeoutError:
-            raise GenerationFailure(f"the prefill of request {request_id} was interrupted") from None
+            answer = {}
         finally:
             self._flights.discard(flight)
+        if flight.stopped:
+            raise GenerationFailure(f"the prefill of request {request_id} was interrupted")
         if not answer.get("kv_transfer_params"):
             raise BadRequest("the server gives no keys and values away; start it with a kv_role")
         return Prefilled(version, answer["kv_transfer_params"])
@@ -157,12 +146,9 @@ class VLLMEngine:
         try:
             async with flight.stoppable():
                 await self._may_start(flight.tenant)
-                if flight.aborted:
-                    return
-                model, version, release = self._pin(flight.tenant)
+                model, version, release = self._served.pin(flight.tenant)
                 try:
-                    kv = flight.fetchable(version)
-                    sampling = flight.rest(self._random)
+                    sampling, kv = flight.rest(self._random), flight.fetchable(version)
                     body = request(model, self._wire_id(flight), flight.tokens, sampling, kv)
                     async for line in self._calls.stream(GENERATE, body):
                         read_event(line, segment)
@@ -182,9 +168,8 @@ class VLLMEngine:
 
     def _judge(self, flight: Flight, segment: Segment) -> None:
         """Whether the request has ended, and how."""
-        strange = {label for label in segment.labels if not label.startswith(self._nonce)}
-        if strange:
-            self._over = f"its weights are labelled {min(strange)}: it was restarted, or another engine took it over"
+        if (label := self._served.stranger(segment.labels)) is not None:
+            self._over = f"its weights are labelled {label}: it was restarted, or another engine took it over"
             raise self._closed()
         if segment.finish is None:
             raise EngineClosed(f"vLLM at {self._calls.url} ended in the middle of an answer")
@@ -202,37 +187,14 @@ class VLLMEngine:
         if self._over is not None:
             raise self._closed()
 
-    def _pin(self, tenant: str) -> tuple[str, int, Callable[[], None]]:
-        """The server's name for the tenant's policy, its version, and what to call when the request has ended."""
-        if tenant == BASE:
-            if self._base_version is None:
-                served = ", ".join(repr(t) for t in self.versions()) or "none"
-                raise UnknownPolicy(f"tenant {BASE!r} has no version loaded (served: {served})")
-            name = SERVED if self._zero is None else self._zero.name
-            return name, self._base_version, lambda: None
-        adapter = self._adapters.hold(tenant)
-        return adapter.name, adapter.version, lambda: self._release(adapter)
-
     def _check(self, token_ids: Sequence[int], sampling: Sampling) -> None:
         if self._over is not None:
             raise self._closed()
-        if len(token_ids) == 0:
-            raise BadRequest("token_ids is empty; a prompt has one token at least")
-        least, most = min(token_ids), max(token_ids)
-        if least < 0 or most >= self._model.vocabulary:
-            raise BadRequest(f"token_ids has {least}..{most}; the vocabulary is 0..{self._model.vocabulary - 1}")
-        if sampling.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens is {sampling.max_new_tokens}; at least 1")
-        if not sampling.temperature > 0:
-            raise BadRequest(f"temperature is {sampling.temperature}; above 0")
-        if len(token_ids) >= self.max_length:
-            raise PromptTooLong(
-                f"the prompt has {len(token_ids)} tokens; a sequence has {self.max_length} at most, answer included"
-            )
+        check_request(token_ids, sampling, self._model.vocabulary, self.max_length)
 
     def _wire_id(self, flight: Flight) -> str:
         self._serial += 1
-        flight.wire_id = f"{self._nonce}-{self._serial}"
+        flight.wire_id = f"{self._served.nonce}-{self._serial}"
         return flight.wire_id
 
     # -- control -----------------------------------------------------------------------------------------------
@@ -242,11 +204,8 @@ class VLLMEngine:
         self._running.clear()
         try:
             if mode == "abort":
-                flights = list(self._flights)
-                for flight in flights:
-                    flight.aborted = True
-                await self._interrupt(flights)
-            await self._calls.call("POST", "/pause?mode=keep")
+                await self._abort(list(self._flights))
+            await self._calls.tell("/pause?mode=keep")
         except RollmillError:
             self._running.set()
             raise
@@ -255,11 +214,13 @@ class VLLMEngine:
         """See the protocol. Raises EngineClosed, DeadlineExceeded."""
         if self._over is not None:
             raise self._closed()
-        await self._calls.call("POST", "/resume")
+        await self._calls.tell("/resume")
         self._running.set()
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        flights = [flight for flight in self._flights if flight.request_id in request_ids]
+        await self._abort([flight for flight in self._flights if flight.request_id in request_ids])
+
+    async def _abort(self, flights: Sequence[Flight]) -> None:
         for flight in flights:
             flight.aborted = True
         await self._interrupt(flights)
@@ -268,7 +229,7 @@ class VLLMEngine:
         """Have the present requests of these flights end; returns when they have."""
         chosen = list(flights)
         names = [flight.wire_id for flight in chosen if flight.wire_id is not None]
-        ends = [flight.stop(GRACE_S if flight.wire_id is not None else 0.0) for flight in chosen]
+        ends = [flight.stop(0.0 if flight.wire_id is None else GRACE_S) for flight in chosen]
         if names:
             await self._calls.call("POST", ABORT, abort(names))
         if ends:
@@ -279,104 +240,41 @@ class VLLMEngine:
     async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
         """Verify the files and bring them near. Raises WeightMismatch, NoAdapterSlot, and BadRequest for weights that
         the server may not read."""
-        if tenant != BASE:
-            await self._stage(tenant, version, directory)
-            return
-        if not directory.resolve().is_relative_to(self._root):
-            raise BadRequest(f"weights in {directory}: the server reads only below {self._root}")
-        await asyncio.to_thread(self._model.check_weights, directory)
-        await asyncio.to_thread(warm, directory)
+        if tenant == BASE:
+            await self._served.prepare(directory)
+        else:
+            await self._served.stage(tenant, version, directory)
 
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises as `prefetch`."""
         if tenant == BASE:
             raise BadRequest("an adapter needs a tenant of its own; the base is updated by update_weights")
         async with self._swap:
-            if self.versions().get(tenant) == version:
-                return
-            adapter = await self._stage(tenant, version, directory)
-            try:
-                if self._needs_zero and self._zero is None:
-                    await self._serve_zero(adapter)
-                await self._load(adapter)
-            except (BadRequest, GenerationFailure) as error:
-                self._adapters.drop(tenant, version)
-                if isinstance(error, EngineClosed):
-                    raise
-                raise WeightMismatch(f"{directory}: {error}") from error
-            before = self._adapters.switch(adapter)
-            self._swaps += 1
-            await self._interrupt(flight for flight in self._flights if flight.tenant == tenant)
-            if before is not None and self._adapters.idle(before):
-                self._retire(before)
+            if self.versions().get(tenant) != version:
+                concerned = await self._served.publish(tenant, version, directory)
+                await self._interrupt(flight for flight in self._flights if flight.tenant in concerned)
 
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises as `prefetch`, and BaseFrozen."""
         async with self._swap:
-            if self._base_version == version:
+            if self.versions().get(BASE) == version:
                 return
-            if self._adapters.current:
-                tenants = ", ".join(sorted(self._adapters.current))
-                raise BaseFrozen(f"the base can not become version {version}: adapters of {tenants} rest on it")
-            await self.prefetch(BASE, version, directory)
+            self._served.check_replaceable(version)
+            await self._served.prepare(directory)
             self._base_ready.clear()
             try:
                 await self._interrupt(flight for flight in self._flights if flight.tenant == BASE)
-                await self._replace(version, directory)
+                await self._served.replace(version, directory)
+                if self._running.is_set():
+                    await self._calls.tell("/resume")
+            except Torn as error:
+                self._over = str(error)
+                raise self._closed() from error
             finally:
                 self._base_ready.set()
 
-    async def _replace(self, version: int, directory: Path) -> None:
-        await self._calls.call("POST", "/pause?mode=keep")
-        try:
-            await self._calls.call("POST", "/start_weight_update")
-            update = {"update_info": {"path": str(directory.resolve())}}
-            await self._calls.json("POST", "/update_weights", update)
-            await self._calls.json("POST", "/finish_weight_update", {"weight_version": self._labelled(version)})
-            await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
-        except RollmillError as error:
-            self._over = f"replacing its weights by version {version} failed half-way: {error}"
-            raise self._closed() from error
-        self._base_version = version
-        self._swaps += 1
-        if self._running.is_set():
-            await self._calls.call("POST", "/resume")
-
-    async def _stage(self, tenant: str, version: int, directory: Path) -> Adapter:
-        await asyncio.to_thread(self._model.check_adapter, directory, self._max_rank)
-        return await asyncio.to_thread(self._adapters.stage, tenant, version, directory)
-
-    async def _serve_zero(self, like: Adapter) -> None:
-        """From now on serve the base as an adapter that changes nothing: on a CPU vLLM computes rows without an adapter
-        wrongly when there are rows with one beside them."""
-        zero = await asyncio.to_thread(self._adapters.stage_zero, like)
-        await self._load(zero)
-        self._zero = zero
-        await self._interrupt(flight for flight in self._flights if flight.tenant == BASE)
-
-    async def _load(self, adapter: Adapter) -> None:
-        body = {"lora_name": adapter.name, "lora_path": str(adapter.directory)}
-        await self._calls.json("POST", "/v1/load_lora_adapter", body)
-
-    def _release(self, adapter: Adapter) -> None:
-        if self._adapters.release(adapter):
-            self._retire(adapter)
-
-    def _retire(self, adapter: Adapter) -> None:
-        task = asyncio.ensure_future(self._unload(adapter))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _unload(self, adapter: Adapter) -> None:
-        try:
-            await self._calls.json("POST", "/v1/unload_lora_adapter", {"lora_name": adapter.name})
-        except RollmillError as error:
-            logger.warning("adapter %s stays on the server: %s", adapter.name, error)
-        await asyncio.to_thread(self._adapters.bury, adapter)
-
     def versions(self) -> dict[str, int]:
-        base = {} if self._base_version is None else {BASE: self._base_version}
-        return base | {tenant: adapter.version for tenant, adapter in self._adapters.current.items()}
+        return self._served.versions()
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -385,16 +283,17 @@ class VLLMEngine:
         if self._over is not None:
             return False
         try:
-            await self._calls.call("GET", "/health", within_s=10.0)
+            await self._calls.call("GET", "/health", within_s=HEALTH_S)
         except (GenerationFailure, DeadlineExceeded, BadRequest):
             return False
         return True
 
     async def stats(self) -> dict[str, Any]:
-        """See `vllm_stats.counters`. Raises EngineClosed, DeadlineExceeded."""
-        text = (await self._calls.call("GET", "/metrics")).decode()
-        own = {"kv_tokens": self.kv_tokens, "requests": self._requests, "swaps": self._swaps}
-        return counters(text) | own | {"paused": not self._running.is_set()}
+        """Counters under the names of `vllm_stats.counters`, and requests, swaps, `kv_tokens`, whether it is paused.
+        Raises EngineClosed, DeadlineExceeded."""
+        theirs = counters((await self._calls.call("GET", "/metrics")).decode())
+        ours = {"requests": self._requests, "swaps": self._served.swaps, "kv_tokens": self.kv_tokens}
+        return theirs | ours | {"paused": not self._running.is_set()}
 
     async def close(self) -> None:
         """End the requests in flight with EngineClosed; the server stays. Idempotent."""
@@ -403,20 +302,8 @@ class VLLMEngine:
         self._base_ready.set()
         for flight in list(self._flights):
             flight.stop(0.0)
-        for task in list(self._tasks):
-            task.cancel()
+        await self._served.close()
         await self._calls.close()
-        await asyncio.to_thread(self._adapters.close)
-
-    @property
-    def _root(self) -> Path:
-        return self._staging.parent
-
-    def _labelled(self, version: int | None) -> str:
-        return f"{self._nonce}:{version}"
-
-    async def _label(self) -> None:
-        await self._calls.json("POST", "/update_weight_version", {"new_version": self._labelled(self._base_version)})
 
     def _closed(self) -> EngineClosed:
         return EngineClosed(f"vLLM at {self._calls.url}: {self._over}")

@@ -61,10 +61,9 @@ class ServerCalls:
             raise self._refusal(answer.status, path, content)
         return content
 
-    async def json(self, method: str, path: str, body: Any = None, within_s: float | None = None) -> Any:
-        """As `call`, for a value that becomes and an answer that is JSON."""
-        content = await self.call(method, path, None if body is None else orjson.dumps(body), within_s)
-        return orjson.loads(content) if content else None
+    async def tell(self, path: str, body: Any = None, within_s: float | None = None) -> None:
+        """Post a value as JSON; what is answered does not matter. Raises as `call`."""
+        await self.call("POST", path, None if body is None else orjson.dumps(body), within_s)
 
     async def stream(self, path: str, body: bytes) -> AsyncIterator[bytes]:
         """The lines of the answer. Leaving the iteration closes the connection, which ends the request at the server.

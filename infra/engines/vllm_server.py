@@ -105,7 +105,7 @@ class VLLMServer:
             holder = processes.port_holder(self._port) or "another process"
             raise EngineDidNotStart(f"vLLM: port {self._port} is in use by {holder}; choose another")
         self._process = lifeline.spawn(
-            ["infra.engines.vllm_child", *self.command(installation)], self.log, self.environment()
+            ["infra.engines.vllm_child", *self.command(installation)], self.log, self.environment(installation)
         )
         self._deadline = time.monotonic() + self._ready_s
 
@@ -191,7 +191,7 @@ class VLLMServer:
         module = [str(installation.python), "-m", "vllm.entrypoints.cli.main", "serve", str(self._model_dir)]
         return [*module, *given, *switches, *self._extra]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, installation: Installation) -> dict[str, str]:
         """What is added to this process's environment."""
         ours = {
             processes.MARK: processes.mark(self._home, NAME),
@@ -202,6 +202,8 @@ class VLLMServer:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "HF_HUB_OFFLINE": "1",
         }
+        if installation.cpu:
+            ours["TORCHDYNAMO_DISABLE"] = "1"  # else one small function is compiled for half a minute
         if self._side_port is not None:
             ours |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": HOST, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self._side_port)}
         return ours | self._env

@@ -10,16 +10,13 @@ import pytest
 import torch
 
 from infra.engines.errors import (
-    BadRequest,
     EngineClosed,
     ModelUnusable,
     NonFiniteLogits,
-    PromptTooLong,
-    UnknownPolicy,
 )
 from infra.engines.protocol import BASE, Sampling
 from infra.engines.sampling import draw, uniforms
-from tests.engines.tiny_models import VOCABULARY, load, prompt, save_model, teacher_forced
+from tests.engines.tiny_models import load, prompt, save_model, teacher_forced
 
 FREE = Sampling(temperature=1.0, max_new_tokens=12, stop_token_ids=())
 
@@ -88,38 +85,6 @@ async def test_deterministic_mode_is_bitwise_independent_of_the_order_of_arrival
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
-async def test_ends(start):
-    engine = start()
-    long = await engine.generate(prompt(6), Sampling(1.0, 30, (), seed=1), BASE, "a")
-    stop = long.token_ids[11]
-    first = long.token_ids.index(stop)
-    stopped = await engine.generate(prompt(6), Sampling(1.0, 30, (stop,), seed=1), BASE, "b")
-    assert (stopped.finish_reason, stopped.token_ids) == ("stop", long.token_ids[: first + 1])
-    full = await engine.generate(prompt(636), Sampling(1.0, 30, (), seed=1), BASE, "c")
-    assert (full.finish_reason, len(full.token_ids)) == ("length", 4)
-
-
-async def test_refusals_name_what_is_wrong(start, tmp_path):
-    engine = start(base_version=None)
-    with pytest.raises(UnknownPolicy, match="tenant '' has no version"):
-        await engine.generate([1], FREE, BASE, "a")
-    with pytest.raises(PromptTooLong, match=r"640 tokens; a sequence has 640"):
-        await engine.generate([1] * 640, FREE, BASE, "a")
-    for tokens, sampling, text in [
-        ([], FREE, "token_ids is empty"),
-        ([1, VOCABULARY], FREE, r"vocabulary is 0\.\.60"),
-        ([-1], FREE, "vocabulary"),
-        ([1], Sampling(0.0, 5, ()), "temperature"),
-        ([1], Sampling(float("nan"), 5, ()), "temperature"),
-        ([1], Sampling(1.0, 0, ()), "max_new_tokens"),
-    ]:
-        with pytest.raises(BadRequest, match=text):
-            await engine.generate(tokens, sampling, BASE, "a")
-    with pytest.raises(ModelUnusable, match=r"no config\.json"):
-        start(tmp_path / "nothing")
-    assert await engine.health()
-
-
 async def test_a_model_with_a_missing_tensor_is_refused(start, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -145,7 +110,7 @@ async def test_a_later_turn_reuses_its_prefix_and_only_its_tenant_may(start, bas
 
 
 async def test_long_sequences_take_slots_from_others_and_all_stay_right(start, base, monkeypatch):
-    monkeypatch.setattr("infra.engines.hf.CPU_CACHE_BYTES", 2 * 2 * 2 * 16 * 4 * 700)
+    monkeypatch.setattr("infra.engines.hf.CPU_CACHE_BYTES", 2 * 2 * 2 * 32 * 4 * 700)
     engine, plain = start(), load(base)
     assert engine.max_length == 640
     prompts = [prompt(n, seed=n) for n in (20, 30, 240, 25, 300, 8, 50)]
@@ -193,17 +158,6 @@ async def test_a_dead_loop_answers_everybody_with_the_cause(start, monkeypatch):
         await engine.generate(prompt(5), FREE, BASE, "late")
     with pytest.raises(EngineClosed, match="ceiling"):
         await engine.pause()
-
-
-async def test_close_ends_requests_in_flight(start):
-    engine = start()
-    await engine.pause()
-    request = asyncio.ensure_future(engine.generate(prompt(5), FREE, BASE, "a"))
-    await asyncio.sleep(0)
-    await engine.close()
-    with pytest.raises(EngineClosed, match="closed"):
-        await request
-    await engine.close()
 
 
 async def test_a_request_that_arrives_while_the_loop_ends_is_answered(start):

@@ -1,35 +1,28 @@
-"""Pause, resume, abort and updates in any order: nothing is lost, doubled or left waiting."""
+"""What every engine must do when it is paused, aborted and updated: nothing is lost, doubled or left waiting."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from infra.engines.errors import WeightMismatch
+from infra.engines.errors import EngineClosed, WeightMismatch
+from infra.engines.hf import HFEngine
 from infra.engines.protocol import BASE, Sampling
-from tests.engines.tiny_models import load, prompt, save_model, teacher_forced
+from tests.engines.tiny_models import load, prompt, teacher_forced
+from tests.engines.waiting import generated, until_generated
 
 LONG = Sampling(temperature=1.0, max_new_tokens=400, stop_token_ids=())
+SWAPS = {"hf": 1000, "vllm": 100}
+"""vLLM's each take tens of milliseconds."""
 
 
-async def generated(engine) -> int:
-    return (await engine.stats())["tokens_generated"]
-
-
-async def until_generated(engine, count: int) -> None:
-    async with asyncio.timeout(30):
-        while await generated(engine) < count:
-            await asyncio.sleep(0)
-
-
-async def test_abort_gives_partials_with_their_logprobs(start, base):
-    engine = start()
+async def test_abort_gives_partials_with_their_logprobs(engine, base):
+    since = await generated(engine)
     flying = {str(i): asyncio.ensure_future(engine.generate(prompt(9, seed=i), LONG, BASE, str(i))) for i in range(3)}
-    await until_generated(engine, 9)
+    await until_generated(engine, 9, since)
     await engine.abort(["0", "2", "unknown"])
     for key in ("0", "2"):
         result = await flying[key]
@@ -39,16 +32,17 @@ async def test_abort_gives_partials_with_their_logprobs(start, base):
     assert len((await flying["1"]).token_ids) == 400
 
 
-async def test_pause_keep_holds_and_resume_goes_on(start, base):
-    engine = start()
+async def test_pause_keep_holds_and_resume_goes_on(engine, base):
+    since = await generated(engine)
     flying = asyncio.ensure_future(engine.generate(prompt(9), LONG, BASE, "a"))
-    await until_generated(engine, 5)
+    await until_generated(engine, 5, since)
     await engine.pause("keep")
     await engine.pause("keep")
     count = await generated(engine)
     late = asyncio.ensure_future(engine.generate(prompt(3), LONG, BASE, "late"))
     for _ in range(50):
         await engine.abort([])  # a round trip through the loop
+        await engine.health()  # or to the server
     assert await generated(engine) == count and not flying.done()
     await engine.resume()
     await engine.resume()
@@ -57,24 +51,27 @@ async def test_pause_keep_holds_and_resume_goes_on(start, base):
     assert (await late).finish_reason == "length"
 
 
-async def test_pause_abort_ends_what_is_in_flight_and_later_requests_wait(start):
-    engine = start(max_batch=2)
-    flying = [asyncio.ensure_future(engine.generate(prompt(4), LONG, BASE, str(i))) for i in range(5)]
-    await until_generated(engine, 4)
+async def test_pause_abort_ends_what_is_in_flight_and_later_requests_wait(engine):
+    since = await generated(engine)
+    flying = [asyncio.ensure_future(engine.generate(prompt(4), LONG, BASE, str(i))) for i in range(20)]
+    await until_generated(engine, 4, since)
     await engine.pause("abort")
     results = await asyncio.gather(*flying)
-    assert [r.finish_reason for r in results] == ["abort"] * 5
-    assert results[4].token_ids == [] and results[4].version_spans == []
+    assert [r.finish_reason for r in results] == ["abort"] * 20
+    assert all(bool(r.token_ids) == bool(r.version_spans) for r in results) and any(r.token_ids for r in results)
+    assert results[19].token_ids == []  # there was no place for it
     late = asyncio.ensure_future(engine.generate(prompt(4), Sampling(1.0, 3, ()), BASE, "late"))
     await engine.abort([])
+    await engine.health()
     assert not late.done()
     await engine.resume()
     assert len((await late).token_ids) == 3
 
 
-async def test_a_failed_update_leaves_pause_and_resume_paired(start, tmp_path):
-    engine = start()
+async def test_a_failed_update_leaves_pause_and_resume_paired(engine, tmp_path):
+    since = await generated(engine)
     flying = asyncio.ensure_future(engine.generate(prompt(4), LONG, BASE, "a"))
+    await until_generated(engine, 1, since)
     for version in range(1, 6):
         await engine.pause()
         try:
@@ -85,29 +82,24 @@ async def test_a_failed_update_leaves_pause_and_resume_paired(start, tmp_path):
     assert (await flying).version_spans == [(0, 0)]
 
 
-async def test_cancelling_the_call_frees_the_slot(start):
-    engine = start(max_batch=1)
-    flying = asyncio.ensure_future(engine.generate(prompt(4), LONG, BASE, "a"))
-    await until_generated(engine, 2)
-    flying.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await flying
-    assert len((await engine.generate(prompt(4), Sampling(1.0, 3, ()), BASE, "b")).token_ids) == 3
-    assert await generated(engine) < 400
+async def test_close_ends_requests_in_flight(engine):
+    await engine.pause()
+    request = asyncio.ensure_future(engine.generate(prompt(5), LONG, BASE, "a"))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineClosed, match="closed"):
+        await request
+    with pytest.raises(EngineClosed, match="closed"):
+        await engine.resume()
+    await engine.close()
 
 
-@pytest.fixture(scope="module")
-def two_models(tmp_path_factory: pytest.TempPathFactory, base: Path) -> list[Path]:
-    return [base, save_model(tmp_path_factory.mktemp("second"), seed=21)]
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_any_interleaving_keeps_the_invariants(start, two_models, seed):
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_interleaving_keeps_the_invariants(engine, two_models, seed):
     """Every request ends exactly once; spans are ascending and every token's log-prob is that of the version
     which the span names; nothing stays in a slot."""
     rng = random.Random(seed)
     models = [load(path) for path in two_models]
-    engine = start(max_batch=rng.choice([1, 3, 6]))
     flying: dict[str, tuple[list[int], Sampling, asyncio.Future]] = {}
     histories: list[list[int]] = [prompt(n, seed=seed) for n in (3, 20, 60)]
     version, paused = 0, False
@@ -158,28 +150,28 @@ async def test_any_interleaving_keeps_the_invariants(start, two_models, seed):
         for at, logprob in enumerate(result.logprobs):
             made_by = max(v for s, v in result.version_spans if s <= at)
             assert abs(logprob - expected[made_by % 2][at]) < 1e-3
-    await engine.abort([])  # let cancelled calls reach the loop
-    stats = await engine.stats()
-    assert (stats["running"], stats["waiting"]) == (0, 0)
+    async with asyncio.timeout(30):
+        while (stats := await engine.stats())["running"] or stats["waiting"]:
+            await asyncio.sleep(0)
 
 
 @pytest.mark.slow
-async def test_a_thousand_swaps_under_continuous_submission(start, two_models):
-    engine = start()
+async def test_swaps_under_continuous_submission(engine, two_models):
+    swaps = SWAPS["hf" if isinstance(engine, HFEngine) else "vllm"]
     done = 0
 
     async def submit(i: int) -> None:
         nonlocal done
-        while done < 1000:
+        while done < swaps:
             result = await engine.generate(prompt(10 + i), Sampling(1.0, 8, ()), BASE, str(i))
             assert len(result.token_ids) == 8
 
     async with asyncio.timeout(200), asyncio.TaskGroup() as group:
         for i in range(6):
             group.create_task(submit(i))
-        for version in range(1, 1001):
+        for version in range(1, swaps + 1):
             await engine.pause()
             await engine.update_weights(version, two_models[version % 2])
             await engine.resume()
             done = version
-    assert engine.versions() == {BASE: 1000}
+    assert engine.versions() == {BASE: swaps}
