@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from time import time
 
 from infra.engines.protocol import BASE, Generation, Sampling
@@ -19,6 +20,7 @@ from rl.placement import runs_on
 from rl.recorder import Recorder, versions_of
 from rl.stream import derive_seed
 from rl.trajectory import Message, Span, Status, Trajectory
+from tasks.environments import Live
 from tasks.reset import Member
 from tasks.runtime import Runtime, runtime
 
@@ -29,12 +31,19 @@ async def interact(run: str, member: Member) -> Trajectory:
     here = runtime(run)
     live = await here.environments.claim(member.key, member.problem)
     try:
-        return await _play(here, member, live)
+        return await play(here, member, live)
     finally:
         await here.environments.release(live)
 
 
-async def _play(here: Runtime, member: Member, live) -> Trajectory:
+async def at_once() -> None:
+    """The pace of an episode that waits for no other."""
+
+
+async def play(
+    here: Runtime, member: Member, live: Live, pace: Callable[[], Awaitable[None]] = at_once
+) -> Trajectory:
+    """The turns. `pace` is awaited before each generation and each step."""
     config, codec, problem = here.config, here.codec, member.problem
     max_turns = config.domain(problem.domain).max_turns
     record = Recorder()
@@ -47,6 +56,7 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
         room = config.rollout.max_tokens - len(record.token_ids)
         if room < 1:
             break
+        await pace()
         start = time()
         generation = await _generate(here, member, record, min(room, config.rollout.max_new_tokens), turns)
         spans.append(Span("generate", start, time()))
@@ -57,6 +67,7 @@ async def _play(here: Runtime, member: Member, live) -> Trajectory:
         messages.append(Message("assistant", text))
         if generation.finish_reason == "length":
             break
+        await pace()
         start = time()
         step = await here.environments.step(live, text)
         spans.append(Span("environment", start, time()))
@@ -100,6 +111,7 @@ async def _generate(here: Runtime, member: Member, record: Recorder, room: int, 
         trajectory=member.key,
         request=f"{member.key}-{turn}",
         tenant=config.tenant if config.model.lora else BASE,
+        domain=member.problem.domain,
         token_ids=record.token_ids,
         sampling=Sampling(temperature, room, here.codec.stop_token_ids, seed),
         start_version=member.version,

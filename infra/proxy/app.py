@@ -1,26 +1,37 @@
 """The HTTP face of the proxy: Starlette routes over `control.Proxy`, one family a file.
 
-    native.py     POST /generate, /trajectories/{id}/abort
-    steering.py   POST /control/suspend|prefetch|update|resume
-    here          GET  /status /healthz /metrics
+    native.py           POST /generate, /trajectories/{id}/abort
+    steering.py         POST /control/suspend|prefetch|update|resume
+    session_routes.py   POST /sessions, GET and DELETE /sessions/{id}
+    chat.py             POST /v1/chat/completions
+    completions.py      POST /v1/completions, GET /v1/models
+    here                GET  /status /healthz /metrics
+    auth.py             in front of all of them
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.proxy import native, steering
+from infra.chat import ChatCodec
+from infra.proxy import chat, completions, native, session_routes, steering
+from infra.proxy.auth import Guard, Keys
 from infra.proxy.control import Proxy
 from infra.proxy.http import answer
+from infra.proxy.sessions import Sessions
 
 
-def make_app(proxy: Proxy) -> Starlette:
-    """The ASGI application of one proxy."""
+def make_app(proxy: Proxy, keys: Keys | None = None, codec: Callable[[], ChatCodec] | None = None) -> Starlette:
+    """The ASGI application of one proxy. Without keys it has to listen on loopback, for whoever reaches it may do
+    anything. `codec` makes the policy's chat codec, when the first session is opened; without it there are none."""
+    sessions = Sessions(proxy, codec) if codec is not None else None
 
     async def status(request: Request) -> Response:
         return answer(dataclasses.asdict(await proxy.status()))
@@ -32,12 +43,17 @@ def make_app(proxy: Proxy) -> Starlette:
     async def metrics(request: Request) -> Response:
         return Response(proxy.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return Starlette(
-        routes=[
-            *native.routes(proxy),
-            *steering.routes(proxy),
-            Route("/status", status),
-            Route("/healthz", healthz),
-            Route("/metrics", metrics),
-        ]
-    )
+    routes = [
+        *native.routes(proxy, sessions),
+        *steering.routes(proxy),
+        Route("/status", status),
+        Route("/healthz", healthz),
+        Route("/metrics", metrics),
+    ]
+    if sessions is not None:
+        routes += [*session_routes.routes(sessions), *chat.routes(sessions), *completions.routes(sessions)]
+    guards = []
+    if keys is not None:
+        known = sessions
+        guards.append(Middleware(Guard, keys, lambda token: known is not None and known.of_token(token) is not None))
+    return Starlette(routes=routes, middleware=guards)

@@ -2,7 +2,7 @@
 
 Invariants
 - Every call ends by its deadline, with a result or a named error.
-- A proxy that is away or says 503 is tried again by `ProxyClient` until the deadline (a generation that was cut
+- A proxy that is away or says 503 or 429 is tried again by `ProxyClient` until the deadline (a generation that was cut
   off starts afresh: nothing of it was recorded). `ControlClient` tries once: its callers own the retry.
 """
 
@@ -20,6 +20,7 @@ import httpx
 import orjson
 
 from infra.engines.protocol import Generation, Sampling
+from infra.proxy.session_wire import RECORD, Opened, SessionBody, SessionRecord
 from infra.proxy.wire import Status
 from rl.errors import DeadlineExceeded, Fenced, GenerationFailure, RollmillError, StaleTrajectory
 
@@ -31,7 +32,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class ProxyUnavailable(GenerationFailure):
-    """The proxy could not be reached, or said that it can not serve now."""
+    """The proxy could not be reached, or said that it can not serve now, or not more."""
 
 
 class GenerationTimeout(GenerationFailure, DeadlineExceeded):
@@ -51,10 +52,12 @@ class ControlRefused(RollmillError):
 
 
 class ProxyClient:
-    """Generation for trajectories, from any number of event loops (one HTTP session each)."""
+    """Generation for trajectories, from any number of event loops (one HTTP session each). `key` is that of the role
+    `rollout`, where the proxy asks for one."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, key: str | None = None):
         self.url = url.rstrip("/")
+        self._headers = JSON | _authorization(key)
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
 
     async def generate(
@@ -68,6 +71,7 @@ class ProxyClient:
         start_version: int,
         deadline_s: float,
         evaluation: bool = False,
+        domain: str = "",
     ) -> Generation:
         """One turn. Raises StaleTrajectory, TrajectoryCancelled, RequestRefused, ProxyUnavailable (it stayed away
         until the deadline) or GenerationTimeout: all of them are StageFailures."""
@@ -75,6 +79,7 @@ class ProxyClient:
             "trajectory": trajectory,
             "request": request,
             "tenant": tenant,
+            "domain": domain,
             "token_ids": list(token_ids),
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
@@ -92,6 +97,23 @@ class ProxyClient:
             raise (StaleTrajectory if answer["error"] == "stale" else TrajectoryCancelled)(detail)
         raise RequestRefused(f"request {request}: {answer['error']}: {detail}")
 
+    async def open_session(self, body: SessionBody, deadline_s: float) -> Opened:
+        """A session for an agent. Raises as `generate`."""
+        what = f"session of {body.trajectory}"
+        status, answer = await self._call("POST", "/sessions", body.model_dump(), deadline_s, what)
+        if status != 200:
+            raise RequestRefused(f"{what}: {answer['error']}: {answer['detail']}")
+        return Opened(answer["session"], f"{self.url}/v1", answer["token"], answer["model"])
+
+    async def close_session(self, opened: Opened, deadline_s: float) -> SessionRecord:
+        """What the session recorded; it is gone. Raises as `generate`: RequestRefused also when the proxy was started
+        anew meanwhile, or an earlier try of this call got through."""
+        what = f"end of session {opened.session}"
+        status, answer = await self._call("DELETE", f"/sessions/{opened.session}", None, deadline_s, what)
+        if status != 200:
+            raise RequestRefused(f"{what}: {answer['error']}: {answer['detail']}")
+        return RECORD.validate_python(answer)
+
     async def abort(self, trajectory: str, deadline_s: float = ABORT_S) -> None:
         """End what the trajectory generates and refuse its next turn. Raises as `generate`."""
         path = f"/trajectories/{quote(trajectory, safe='')}/abort"
@@ -106,16 +128,23 @@ class ProxyClient:
             await session.close()
 
     async def _post(self, path: str, body: Any, deadline_s: float, what: str) -> tuple[int, dict[str, Any]]:
-        """Status and answer of the first try that is neither a lost connection nor a 503."""
+        return await self._call("POST", path, body, deadline_s, what)
+
+    async def _call(
+        self, method: str, path: str, body: Any, deadline_s: float, what: str
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and answer of the first try that is neither a lost connection nor a 429 or 503."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
-        content = orjson.dumps(body)
+        content = orjson.dumps(body) if body is not None else None
         pause, longest = BACKOFF_S
         trouble: str | None = None
         while (left := end - loop.time()) > 0:
             try:
                 timeout = aiohttp.ClientTimeout(total=left)
-                async with self._session().post(self.url + path, data=content, headers=JSON, timeout=timeout) as reply:
+                async with self._session().request(
+                    method, self.url + path, data=content, headers=self._headers, timeout=timeout
+                ) as reply:
                     status, raw = reply.status, await reply.read()
             except TimeoutError:
                 break
@@ -123,7 +152,7 @@ class ProxyClient:
                 trouble = f"{type(error).__name__}: {error}"
             else:
                 answer = _answer(status, raw)
-                if status != 503:
+                if status not in (429, 503):
                     return status, answer
                 trouble = answer["detail"]
             await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), max(0.0, end - loop.time())))
@@ -143,12 +172,13 @@ class ProxyClient:
 
 
 class ControlClient:
-    """Control of the engines, under one fence. Thread-safe. Each call has `deadline_s`."""
+    """Control of the engines, under one fence. Thread-safe. Each call has `deadline_s`. `key` is that of the role
+    `control`, where the proxy asks for one."""
 
-    def __init__(self, url: str, deadline_s: float, fence: int | None = None):
+    def __init__(self, url: str, deadline_s: float, fence: int | None = None, key: str | None = None):
         self.url = url.rstrip("/")
         self._deadline_s, self._fence = deadline_s, fence
-        self._http = httpx.Client(base_url=self.url, headers=JSON, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, headers=JSON | _authorization(key), trust_env=False)
 
     def suspend(self) -> None:
         """Hold all generation. Raises Fenced, ProxyUnavailable, DeadlineExceeded (as all below)."""
@@ -193,11 +223,15 @@ class ControlClient:
         answer = _answer(reply.status_code, reply.content)
         if reply.status_code == 200:
             return answer
-        if reply.status_code == 403:
+        if reply.status_code == 403 and answer["error"] == "fenced":
             raise Fenced(answer["detail"])
         if reply.status_code == 503:
             raise ProxyUnavailable(f"{path}: {answer['detail']}")
         raise ControlRefused(f"{path}: {answer['error']}: {answer['detail']}")
+
+
+def _authorization(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def _answer(status: int, raw: bytes) -> dict[str, Any]:

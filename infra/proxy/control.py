@@ -25,6 +25,8 @@ from typing import Literal
 
 from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Engine, Generation, Sampling
+from infra.proxy.admission import Places
+from infra.proxy.fleet import Fleet, Origin, Overloaded
 from infra.proxy.metrics import Metrics
 from infra.proxy.versions import LogView, VersionSource
 from infra.proxy.wire import GenerateBody, Status
@@ -78,7 +80,7 @@ class Session:
 
 @dataclass
 class Proxy:
-    """One engine and its clients. Lives on one event loop."""
+    """One engine, or a fleet of them, and its clients. Lives on one event loop."""
 
     config: RunConfig
     engine: Engine
@@ -92,6 +94,7 @@ class Proxy:
 
     def __post_init__(self) -> None:
         self.tenant = self.config.tenant if self.config.model.lora else BASE
+        self.places = Places.of(self.config, self.tenant)
         self._serial = 0
         self._flights: dict[str, Flight] = {}
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -104,16 +107,21 @@ class Proxy:
     # -- generation --------------------------------------------------------------------------------------------
 
     async def generate(self, body: GenerateBody) -> Generation:
-        """One turn. Raises Refused, and the engine's named errors. Cancelling it frees its place."""
+        """One turn. Raises Refused, Denied, and the engine's named errors. Cancelling it frees its place."""
+        with self.metrics.generation(body.tenant, body.domain) as count:
+            generation = await self._generate(body)
+            count(len(generation.token_ids))
+            return generation
+
+    async def _generate(self, body: GenerateBody) -> Generation:
         self._check(body)
         if (earlier := self._flights.get(body.request)) is not None:
             earlier.end(Refused("cancelled", f"request {body.request} was sent again"))
         flight = self._flights[body.request] = Flight(body)
         flight.task = asyncio.ensure_future(self._run(body))
-        self.metrics.in_flight.inc()
         try:
             async with asyncio.timeout(self.config.deadlines.generate):
-                generation = await flight.task
+                return await flight.task
         except asyncio.CancelledError:
             if flight.refusal is None:
                 raise
@@ -123,12 +131,8 @@ class Proxy:
             raise Refused("unavailable", f"no result within deadlines.generate ({seconds:g} s)") from None
         finally:
             flight.task.cancel()
-            self.metrics.in_flight.dec()
             if self._flights.get(body.request) is flight:
                 del self._flights[body.request]
-        self.metrics.requests.inc()
-        self.metrics.tokens.inc(len(generation.token_ids))
-        return generation
 
     def _check(self, body: GenerateBody) -> None:
         session = self._sessions.setdefault(body.trajectory, Session())
@@ -142,12 +146,23 @@ class Proxy:
             raise self._stale_refusal(body)
 
     async def _run(self, body: GenerateBody) -> Generation:
+        async with self.places.place(body.tenant, body.domain):
+            return await self._sample(body)
+
+    async def _sample(self, body: GenerateBody) -> Generation:
         await self._open.wait()
         if self.serving is None:
             raise Refused("unavailable", "no version is loaded yet")
         sampling = Sampling(body.temperature, body.max_new_tokens, tuple(body.stop_token_ids), body.seed)
         self._serial += 1
-        return await self.engine.generate(body.token_ids, sampling, body.tenant, f"{body.request}#{self._serial}")
+        name = f"{body.request}#{self._serial}"
+        if not isinstance(self.engine, Fleet):
+            return await self.engine.generate(body.token_ids, sampling, body.tenant, name)
+        origin = Origin(body.trajectory, body.domain, body.may_split)
+        try:
+            return await self.engine.generate(body.token_ids, sampling, body.tenant, name, origin)
+        except Overloaded as error:
+            raise Refused("unavailable", str(error)) from error
 
     def _stale(self, body: GenerateBody) -> bool:
         return body.start_version < self.oldest_viable and not body.evaluation

@@ -21,9 +21,10 @@ from starlette.routing import Route
 
 from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy
 from infra.proxy.control import Refused, UnknownFence
+from infra.proxy.refusals import Denied
 from infra.proxy.versions import UnknownVersion
 from infra.store.errors import StoreUnavailable
-from rl.errors import Fenced, RollmillError
+from rl.errors import Fenced, GenerationFailure, RollmillError
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -61,13 +62,14 @@ class Failure:
             field = ".".join(str(part) for part in first["loc"]) or "body"
             detail = f"{field}: {first['msg']}"
         if name == "internal":
-            logger.error("a request failed", exc_info=error)
             detail = f"{type(error).__name__}: {error}"
         return cls(name, status, detail, field)
 
     @property
     def headers(self) -> dict[str, str] | None:
-        return {"Retry-After": RETRY_AFTER_S} if self.status == 503 else None
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {"Retry-After": RETRY_AFTER_S} if self.status in (429, 503) else None
 
     def response(self) -> Response:
         content = {"error": self.name, "detail": self.detail}
@@ -79,6 +81,8 @@ class Failure:
 def _name(error: Exception) -> tuple[str, int]:
     """Name and status of a failure."""
     match error:
+        case Denied():
+            return error.name, error.status
         case Refused(reason="unavailable") | EngineClosed() | StoreUnavailable():
             return "unavailable", 503
         case Refused():
@@ -99,24 +103,38 @@ def _name(error: Exception) -> tuple[str, int]:
             return "bad_request", 422
         case ClientDisconnect() | Gone():
             return "disconnected", GONE
+        case GenerationFailure():
+            return "unavailable", 503
         case RollmillError():
             return type(error).__name__, 500
     return "internal", 500
 
 
-def post(path: str, endpoint: Endpoint, refused: Callable[[Failure], None] = lambda _: None) -> Route:
-    """A POST route whose failures are answered by name; `refused` is told of each."""
+def post(path: str, endpoint: Endpoint, tell: Callable[[Failure], Response] = Failure.response) -> Route:
+    """A POST route whose failures are answered by name, in the form that `tell` gives them."""
+
+    async def typed(request: Request) -> Response:
+        check_type(request)
+        return await endpoint(request)
+
+    return route(path, "POST", typed, tell)
+
+
+def route(
+    path: str, method: str, endpoint: Endpoint, tell: Callable[[Failure], Response] = Failure.response
+) -> Route:
+    """A route whose failures are answered by name."""
 
     async def named(request: Request) -> Response:
         try:
-            check_type(request)
             return await endpoint(request)
         except Exception as error:
             failure = Failure.of(error)
-            refused(failure)
-            return failure.response()
+            if failure.name == "internal":
+                logger.error("a request failed", exc_info=error)
+            return tell(failure)
 
-    return Route(path, named, methods=["POST"])
+    return Route(path, named, methods=[method])
 
 
 def check_type(request: Request) -> None:

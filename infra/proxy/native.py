@@ -1,6 +1,7 @@
 """Routes of the project's own trajectories: tokens in, tokens out.
 
-    POST /generate                      409 stale | cancelled, 422 a field is wrong, 503 unavailable + Retry-After
+    POST /generate                      409 stale | cancelled, 422 a field is wrong, 429 too_many_requests and
+                                        503 unavailable, both with Retry-After
     POST /trajectories/{id}/abort
 
 Invariant: a client that goes away while it waits frees its place in the engine.
@@ -14,15 +15,20 @@ from starlette.routing import Route
 
 from infra.proxy.control import Proxy
 from infra.proxy.http import Failure, answer, post, read, while_connected
+from infra.proxy.sessions import Sessions
 from infra.proxy.wire import GenerateBody
 
 
-def routes(proxy: Proxy) -> list[Route]:
+def routes(proxy: Proxy, sessions: Sessions | None) -> list[Route]:
     """Of one proxy."""
 
     async def generate(request: Request) -> Response:
         body = await read(request, GenerateBody)
-        result = await while_connected(request, proxy.generate(body))
+        try:
+            result = await while_connected(request, proxy.generate(body))
+        except Exception as error:
+            proxy.metrics.refusals.labels(Failure.of(error).name, body.tenant, body.domain).inc()
+            raise
         return answer(
             {
                 "token_ids": result.token_ids,
@@ -33,9 +39,9 @@ def routes(proxy: Proxy) -> list[Route]:
         )
 
     async def abort(request: Request) -> Response:
-        return answer({"aborted": proxy.abort(request.path_params["trajectory"])})
+        trajectory = request.path_params["trajectory"]
+        if sessions is not None:
+            sessions.cancel(trajectory)
+        return answer({"aborted": proxy.abort(trajectory)})
 
-    def refused(failure: Failure) -> None:
-        proxy.metrics.refusals.labels(failure.name).inc()
-
-    return [post("/generate", generate, refused), post("/trajectories/{trajectory:path}/abort", abort)]
+    return [post("/generate", generate), post("/trajectories/{trajectory:path}/abort", abort)]

@@ -35,6 +35,9 @@ class DomainSection(Section):
     runs_on: Literal["compute_gpu", "bandwidth_gpu"] | None = None
     """Class of the engines that generate its turns, while they have room; None decides by the measured shape of each
     turn. `rollmill profile` measures a run and suggests it."""
+    generations: Annotated[int, Field(ge=1)] | None = None
+    """Generations in flight at once, of all workers together; more wait, and past sixteen times as many are sent
+    away to try again. None is as many as come."""
     injection: InjectionSection | None = None
     """Latency and failures added on purpose."""
 
@@ -93,6 +96,8 @@ class RolloutSection(Section):
     """Per turn."""
     max_tokens: Annotated[int, Field(ge=2)] = 4096
     """Per trajectory, prompt included; longer ones are truncated."""
+    generations: Annotated[int, Field(ge=1)] | None = None
+    """As `domains[].generations`, of all domains of this tenant together."""
     temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
     """Of the sampler and, necessarily the same, of the trainer."""
     member_retries: Annotated[int, Field(ge=0)] = 2

@@ -306,13 +306,14 @@ async def test_metrics_and_health(start, store, models):
             text = await reply.text()
         async with session.get(run.url + "/healthz") as reply:
             assert (reply.status, await reply.json()) == (200, {"healthy": True})
+    assert 'rollmill_proxy_latency_seconds_count{domain="",tenant=""} 1.0' in text
     for line in [
-        "rollmill_proxy_requests_total 1.0",
-        "rollmill_proxy_tokens_total 6.0",
-        'rollmill_proxy_refusals_total{reason="unknown_policy"} 1.0',
+        'rollmill_proxy_requests_total{domain="",tenant=""} 1.0',
+        'rollmill_proxy_tokens_total{domain="",tenant=""} 6.0',
+        'rollmill_proxy_refusals_total{domain="",reason="unknown_policy",tenant="somebody"} 1.0',
         "rollmill_proxy_serving_version 0.0",
         "rollmill_proxy_swap_seconds_count 1.0",
-        "rollmill_proxy_in_flight 0.0",
+        'rollmill_proxy_in_flight{domain="",tenant=""} 0.0',
     ]:
         assert line in text.splitlines()
 
