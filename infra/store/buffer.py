@@ -13,6 +13,7 @@ Invariants
   object once. It forgets what is settled or older: its memory is bounded by the window.
 - Of several sealed copies of one attempt one is offered, and `take`, `segments` and all later calls mean that
   very copy; the step record names its segment, so that a replay reads the same bytes.
+- What is trained, or replayed, comes without `schema.TOLD`, which training does not need: `take` and `fetch` agree.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class SampleBuffer:
         return self._offer(ledger)
 
     def take(self, uids: Sequence[Uid]) -> list[Group]:
-        """The groups of these candidates, in this order. Raises KeyError for one that `refresh` did not offer."""
+        """The groups of these candidates, in this order, without `schema.TOLD`. Raises KeyError for one that `refresh`
+        did not offer."""
         self._taken.update(uids)
         return self._pick(uids, [self._home[uid] for uid in uids], {k: s.encoded for k, s in self._segments.items()})
 
@@ -118,7 +120,7 @@ class SampleBuffer:
         return [self._home[uid] for uid in uids]
 
     def fetch(self, step: Step) -> list[Group]:
-        """The batch that a step record consumed, in its order, read from the segments that it names.
+        """The batch that a step record consumed, as `take` gave it, read from the segments that it names.
 
         Raises Corrupt when one of them is gone or does not hold its group.
         """
@@ -207,7 +209,7 @@ class SampleBuffer:
         for uid, key in zip(uids, keys, strict=True):
             wanted.setdefault(key, set()).add(uid)
         found: dict[tuple[str, Uid], Group] = {}
-        decoded = self._pool.map(lambda key: there[key].groups(wanted[key]), wanted)
+        decoded = self._pool.map(lambda key: there[key].groups(wanted[key], told=False), wanted)
         for key, groups in zip(wanted, decoded, strict=True):
             found |= {(key, group.uid): group for group in groups}
         missing = [f"{uid} in {key}" for uid, key in zip(uids, keys, strict=True) if (key, uid) not in found]

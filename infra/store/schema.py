@@ -84,6 +84,9 @@ SCHEMA = pa.schema(
 )
 _OPTIONAL = {f.name for f in fields(Trajectory) if f.default is not MISSING or f.default_factory is not MISSING}
 _DERIVED = {"reward", "generated_tokens", "newest_version"}
+_SUMMARY = ("ordinal", "attempt", "version", "tombstone", "reward", "newest_version", "domain", "generated_tokens")
+TOLD = ("messages", "spans", "info")
+"""Columns for those who look at samples; training does without."""
 
 WIDE = ("token_ids.list.element", "logprobs.list.element", "messages.list.element.content")
 NARROW = (
@@ -111,10 +114,10 @@ _MEMBER: dict[str, Callable[[Trajectory], Any]] = {
     "newest_version": lambda t: int(np.asarray(t.versions).max()) if len(t.versions) else None,
     "reward": lambda t: t.reward,
     "environment_reward": lambda t: t.environment_reward,
-    "rewards": lambda t: [{"name": name, "value": value} for name, value in t.rewards.items()],
-    "messages": lambda t: [{"role": m.role, "content": m.content} for m in t.messages],
-    "spans": lambda t: [{"stage": s.stage, "start": s.start, "end": s.end} for s in t.spans],
-    "info": lambda t: _json(t),
+    "rewards": lambda t: list(t.rewards.items()),
+    "messages": lambda t: [(m.role, m.content) for m in t.messages],
+    "spans": lambda t: [(s.stage, s.start, s.end) for s in t.spans],
+    "info": lambda t: _json(t) if t.info else "{}",
 }
 _GROUP: dict[str, Callable[[Group], Any]] = {
     "ordinal": lambda g: g.uid.ordinal,
@@ -173,7 +176,8 @@ class Segment:
 
     def __init__(self, body: bytes) -> None:
         self.size = len(body)
-        self._file = pq.ParquetFile(pa.BufferReader(body))
+        # From memory: fetching ahead, on threads of its own, would cost more than it saves.
+        self._file = pq.ParquetFile(pa.BufferReader(body), pre_buffer=False)
         written = (self._file.metadata.metadata or {}).get(_META.encode())
         if written is None:
             raise pa.ArrowInvalid("not a segment: the schema version is missing from the file's metadata")
@@ -181,9 +185,10 @@ class Segment:
             ours = "{}.{}".format(*SCHEMA_VERSION)
             raise SchemaTooNew(f"schema version {written.decode()}, this Rollmill reads up to {ours}; upgrade it")
 
-    def groups(self, uids: Collection[Uid] | None = None) -> list[Group]:
-        """The groups, in order; only those of `uids`, if given."""
-        rows = self._read([name for name in SCHEMA.names if name not in _DERIVED])
+    def groups(self, uids: Collection[Uid] | None = None, told: bool = True) -> list[Group]:
+        """The groups, in order; only those of `uids`, if given. Without `told` the columns `TOLD` are not read, which
+        is half of the work: they are empty."""
+        rows = self._read([name for name in SCHEMA.names if name not in _DERIVED and (told or name not in TOLD)])
         keys = list(map(Uid, rows["ordinal"].to_pylist(), rows["attempt"].to_pylist()))
         if uids is not None and not all(uid in uids for uid in keys):
             wanted = [at for at, uid in enumerate(keys) if uid in uids]
@@ -210,11 +215,9 @@ class Segment:
 
     def candidates(self) -> list[Candidate]:
         """What selection needs to know of the groups, from the narrow columns alone."""
-        rows = self._read(
-            ["ordinal", "attempt", "version", "tombstone", "reward", "newest_version", "domain", "generated_tokens"]
-        )
+        rows = self._read(_SUMMARY)
         found = []
-        members = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        members = zip(*(rows[name].to_pylist() for name in _SUMMARY), strict=True)
         for (ordinal, attempt), adjacent in groupby(members, lambda member: member[:2]):
             _, _, versions, tombstones, rewards, newest, domains, tokens = zip(*adjacent, strict=True)
             parts = [reward for reward in rewards if reward is not None]
@@ -227,14 +230,13 @@ class Segment:
             )
         return found
 
-    def _read(self, columns: list[str]) -> pa.Table:
-        """These columns, in this order, without the optional ones that an older file lacks."""
-        there = set(self._file.schema_arrow.names)
-        missing = [name for name in columns if name not in there and name not in _OPTIONAL]
+    def _read(self, columns: Sequence[str]) -> pa.Table:
+        """These columns, in the order of the file, without the optional ones that an older file lacks."""
+        rows = self._file.read(columns, use_threads=False)  # one thread: callers read many segments side by side
+        missing = set(columns).difference(rows.column_names, _OPTIONAL)
         if missing:
-            raise pa.ArrowInvalid(f"not a segment: no column {missing[0]}")
-        # One thread: callers read many segments side by side.
-        return self._file.read([name for name in columns if name in there], use_threads=False)
+            raise pa.ArrowInvalid(f"not a segment: no column {min(missing)}")
+        return rows
 
 
 def decode(body: bytes, uids: Collection[Uid] | None = None) -> list[Group]:
@@ -278,4 +280,4 @@ _FROM: dict[str, Callable[[Any], Any]] = {
 
 def _member(uid: Uid, problem: Problem, row: dict[str, Any]) -> Trajectory:
     made = {name: make(row[name]) for name, make in _FROM.items() if name in row}
-    return Trajectory(uid=uid, problem=problem, **row | made)
+    return Trajectory(uid=uid, problem=problem, **{"messages": []} | row | made)

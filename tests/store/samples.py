@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -41,6 +42,11 @@ def group(ordinal: int, attempt: int = 0, version: int = 0, rewards: tuple[float
 
 def tombstone(ordinal: int, attempt: int = 0, version: int = 0, reason: str = "reward_error") -> Group:
     return Group.give_up(Uid(ordinal, attempt), Problem(ordinal, "maze", ordinal, 1), version, reason)
+
+
+def untold(sealed: Group) -> Group:
+    """The group as the trainer gets it."""
+    return replace(sealed, members=[replace(member, messages=[], spans=[], info={}) for member in sealed.members])
 
 
 def step_fields(state_prefix: str = "state/x/", full: bool = True) -> dict:

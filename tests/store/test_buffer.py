@@ -17,7 +17,7 @@ from rl.selection import DropPolicy, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
 from tests.store.conftest import Tap
-from tests.store.samples import commit, group, tombstone
+from tests.store.samples import commit, group, tombstone, untold
 
 POLICY = StalenessPolicy(alpha=1, groups_per_step=2, examined_per_step=2)
 
@@ -57,7 +57,7 @@ def test_sealed_groups_are_offered_taken_and_forgotten(
         (Uid(1, 0), 0, False, None),
         (Uid(2, 0), 0, False, "reward_error"),
     ]
-    assert consumer.take([Uid(1, 0), Uid(0, 0)]) == [groups[1], groups[0]]
+    assert consumer.take([Uid(1, 0), Uid(0, 0)]) == [untold(groups[1]), untold(groups[0])]
     assert consumer.segments([Uid(1, 0), Uid(0, 0)]) == [key, key]
     assert consumer.refresh(log.ledger, POLICY) == found, "taking consumes nothing: the log does"
     assert consumer.pending_bytes > 0
@@ -91,7 +91,7 @@ def test_sealing_again_is_harmless_and_the_first_stands(
     keys = {producer.seal([g], "w1", 0).key for g in (first, first, rerun)}
     assert len(keys) == 1
     assert offered(consumer, log) == [Uid(0, 0)]
-    assert consumer.take([Uid(0, 0)]) == [first]
+    assert consumer.take([Uid(0, 0)]) == [untold(first)]
 
 
 def test_a_name_used_for_other_groups_is_refused(producer: SampleBuffer) -> None:
@@ -163,11 +163,11 @@ def test_of_two_copies_the_offered_one_is_trained_and_replayed(
     late, early = group(0, rewards=(0.0, 1.0)), group(0, rewards=(0.25, 0.75))
     producer.seal([late], "w2", 0)
     assert offered(consumer, log) == [Uid(0, 0)]
-    assert consumer.take([Uid(0, 0)]) == [late]
+    assert consumer.take([Uid(0, 0)]) == [untold(late)]
     producer.seal([early], "w1", 0)  # sorts first, but came after the batch was taken
     assert offered(consumer, log) == [Uid(0, 0)]
     step = commit(log, [Uid(0, 0)], consumer.segments([Uid(0, 0)]))
-    assert consumer.fetch(step) == [late]
+    assert consumer.fetch(step) == [untold(late)]
     assert offered(consumer, log) == []
 
 
@@ -209,7 +209,7 @@ def test_parallel_writers_lose_nothing(producer: SampleBuffer, consumer: SampleB
         list(pool.map(lambda n: producer.seal([group(n)], f"w{n % 4}", n), range(40)))
     assert offered(consumer, log) == [Uid(n, 0) for n in range(40)]
     some = [Uid(n, 0) for n in (39, 0, 17)]
-    assert consumer.take(some) == [group(39), group(0), group(17)]
+    assert consumer.take(some) == [untold(group(n)) for n in (39, 0, 17)]
 
 
 def test_what_is_no_segment_is_named_or_ignored(

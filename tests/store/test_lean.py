@@ -1,17 +1,18 @@
-"""The GET and PUT that are not boto3's: sent to where boto3 sends them, with its headers and its signature."""
+"""The GET, PUT and LIST that are not boto3's: sent to where boto3 sends them, with its headers and its signature."""
 
 from __future__ import annotations
 
 import string
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import boto3
 import pytest
 from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
+from botocore.awsrequest import AWSRequest, AWSResponse
 from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import NoCredentialsError
@@ -33,6 +34,8 @@ DECIDING = ("if-none-match", "range", "x-amz-meta-nonce", "x-amz-security-token"
 """Headers that change what the server does."""
 PUT = dict(Body=b"body", IfNoneMatch="*", Metadata={"nonce": "n1"})
 GET = dict(Range="bytes=2-5")
+LIST = dict(Prefix=ODD, StartAfter=ODD + "0")
+MORE = dict(Prefix=ODD, ContinuationToken="a+b/c=&d")
 
 
 class Sent(Exception):
@@ -78,10 +81,20 @@ def both(operation: str, place: dict[str, Any], **arguments: Any) -> tuple[Any, 
 
 @pytest.mark.parametrize("bucket", ["rollmill", "with.dots"])
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-@pytest.mark.parametrize(("operation", "more"), [("put_object", PUT), ("get_object", GET)], ids=["put", "get"])
+@pytest.mark.parametrize(
+    ("operation", "more"),
+    [
+        ("put_object", PUT | {"Key": ODD}),
+        ("get_object", GET | {"Key": ODD}),
+        *(("list_objects_v2", m) for m in (LIST, MORE)),
+    ],
+    ids=["put", "get", "list", "list-more"],
+)
 def test_the_request_is_boto3s(operation: str, more: dict[str, Any], place: dict[str, Any], bucket: str) -> None:
-    ours, theirs = both(operation, place, Bucket=bucket, Key=ODD, **more)
-    assert (ours.method, ours.url) == (theirs.method, theirs.url)
+    ours, theirs = both(operation, place, Bucket=bucket, **more)
+    (ours_at, ours_asks), (theirs_at, theirs_asks) = (url.url.partition("?")[::2] for url in (ours, theirs))
+    assert (ours.method, ours_at) == (theirs.method, theirs_at)
+    assert parse_qsl(ours_asks) == sorted(parse_qsl(theirs_asks))
     held = {name: value.decode() if isinstance(value, bytes) else value for name, value in theirs.headers.items()}
     theirs_by_name = {name.lower(): value for name, value in held.items()}
     for name in DECIDING:
@@ -100,21 +113,74 @@ VALUES = st.text(string.ascii_letters + string.digits + "+/=*", min_size=1, max_
     now=st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1)),
     method=st.sampled_from(["GET", "PUT"]),
     body=st.binary(max_size=10),
+    prefix=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
 )
 def test_the_signature_is_botocores(
-    key: str, headers: dict[str, str], token: str | None, secret: str, now: datetime, method: str, body: bytes
+    key: str,
+    headers: dict[str, str],
+    token: str | None,
+    secret: str,
+    now: datetime,
+    method: str,
+    body: bytes,
+    prefix: str | None,
 ) -> None:
     identity = Credentials("key", secret, token)
     url = f"http://store.example:8333/bucket/{quote(key, safe='/~')}"
+    url += "" if prefix is None else f"?list-type=2&prefix={quote(prefix, safe='-_.~')}"
     request = AWSRequest(method=method, url=url, headers=headers, data=body)
     with patch("botocore.auth.get_current_datetime", lambda: now):
         S3SigV4Auth(identity, "s3", "eu-west-1").add_auth(request)
 
     where, frozen = urlsplit(url), identity.get_frozen_credentials()
     digest = request.headers["X-Amz-Content-SHA256"]
-    ours = sign(frozen, "eu-west-1", now.replace(tzinfo=UTC), method, where.netloc, where.path, headers, digest)
+    ours = sign(
+        frozen, "eu-west-1", now.replace(tzinfo=UTC), method, where.netloc, where.path, headers, digest, where.query
+    )
     assert ours["authorization"] == request.headers["Authorization"]
     assert ours["x-amz-date"] == request.headers["X-Amz-Date"]
+
+
+PAGE = """<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>a%2Bb</Prefix>{encoding}
+<Contents><Key>{key}</Key><LastModified>2026-01-02T03:04:05.678Z</LastModified><ETag>&quot;e&quot;</ETag><Size>7</Size>
+<Owner><ID>o</ID></Owner><StorageClass>STANDARD</StorageClass></Contents><IsTruncated>{truncated}</IsTruncated>{more}
+</ListBucketResult>"""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE.format(key="a+b%2B%C3%A9/%25", encoding="<EncodingType>url</EncodingType>", truncated="false", more=""),
+        PAGE.format(
+            key="a+b%2Bé&amp;", encoding="", truncated="true",
+            more="<NextContinuationToken>x&amp;+/=</NextContinuationToken>",
+        ),
+        "<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>0</KeyCount></ListBucketResult>",
+        "<ListBucketResult/>",
+    ],
+    ids=["encoded", "plain", "empty", "mute"],
+)  # fmt: skip
+def test_a_page_reads_as_boto3_reads_it(page: str) -> None:
+    client = boto3.client("s3", aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
+    answer = SimpleNamespace(status=200, headers={"date": "Fri, 02 Jan 2026 03:04:06 GMT"}, data=page.encode())
+    client.meta.events.register("before-send.s3", lambda **_: _Answer(answer))
+    connections = SimpleNamespace(connection_from_url=lambda _: SimpleNamespace(urlopen=lambda *_, **__: answer))
+    lean = LeanClient(client, connections, Credentials("key", "secret"))  # type: ignore[arg-type]
+    ours, theirs = (made.list_objects_v2(Bucket="b", Prefix="p") for made in (lean, client))
+    assert ours["ResponseMetadata"]["HTTPHeaders"]["date"] == theirs["ResponseMetadata"]["HTTPHeaders"]["date"]
+    for name in ("IsTruncated", "NextContinuationToken"):
+        assert ours.get(name) == theirs.get(name), name
+    kept = [{name: entry[name] for name in ("Key", "Size", "LastModified")} for entry in theirs.get("Contents", ())]
+    assert list(ours.get("Contents", ())) == kept
+
+
+class _Answer(AWSResponse):
+    """A served answer, for botocore."""
+
+    def __init__(self, answer: SimpleNamespace) -> None:
+        super().__init__("http://store.example", answer.status, answer.headers, None)
+        self._content = answer.data
 
 
 def test_without_credentials_nothing_is_sent() -> None:

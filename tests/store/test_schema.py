@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from infra.store import schema
 from infra.store.errors import SchemaTooNew
 from rl.trajectory import Group, Uid
-from tests.store.samples import group, groups, member, tombstone
+from tests.store.samples import group, groups, member, tombstone, untold
 
 segments = st.lists(groups(), max_size=4, unique_by=lambda g: g.uid)
 
@@ -35,6 +35,7 @@ def test_a_part_and_a_summary_agree_with_the_whole(sealed: list[Group], data: st
     body = schema.encode(sealed)
     wanted = data.draw(st.sets(st.sampled_from([g.uid for g in sealed]))) if sealed else set()
     assert schema.decode(body, wanted) == [g for g in sealed if g.uid in wanted]
+    assert schema.Segment(body).groups(wanted, told=False) == [untold(g) for g in sealed if g.uid in wanted]
     found = schema.summarise(body)
     assert [(c.uid, c.version, c.informative, c.tombstone) for c in found] == [
         (g.uid, g.version, g.informative, g.tombstone) for g in sealed
