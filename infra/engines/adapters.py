@@ -1,56 +1,66 @@
 """LoRA adapters of many tenants on one base, mixed in one batch.
 
-PEFT reads the configuration and shapes the modules. The forward of its layers is replaced by one that takes the
-rows of each adapter from a routing prepared once per batch, where PEFT's own `adapter_names` path searches them
-anew in every layer (peft/tuners/lora/layer.py, `_mixed_batch_forward`; the arithmetic is the same).
+The adapters of a layer lie in one tensor, and the rows of a batch are put in chunks of one adapter each, so that all
+of them take two batched products, however many there are:
+
+    x (rows) --take--> chunks of rows --bmm A--> --bmm B--> --add to the rows they came from--> base(x) + ...
+
+A chunk has as many rows as each adapter would get on an even share; an adapter with more rows has several chunks, and
+the last one of each is padded. This at most doubles the rows that are multiplied, and where the rows are shared evenly
+nothing is padded at all. One adapter alone takes plain products.
 
 Invariants
 - The base's tensors are never written: no adapter is merged.
-- Every version has a name of its own; a name is deleted when nothing in flight uses it.
+- A tenant has one adapter at a time. A new one takes its place whole, or not at all.
 - A row without an adapter gets exactly the base's output.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, set_peft_model_state_dict
-from peft.tuners.lora import Linear, LoraLayer
 
-from infra.engines.errors import WeightMismatch
-from infra.engines.weights import Tensors, read_tensors
+from infra.engines.fitting import Adapter
 
 
-@dataclass(frozen=True)
-class AdapterFiles:
-    """One adapter directory in memory."""
+@dataclass(slots=True)
+class Stack:
+    """The adapters of one layer by place, padded to one rank with zeros (which add nothing)."""
 
-    config: LoraConfig
-    tensors: Tensors
+    a: torch.Tensor
+    """(places, in, rank)"""
+    b: torch.Tensor
+    """(places, rank, out)"""
 
-    @classmethod
-    def read(cls, directory: Path) -> AdapterFiles:
-        """Raises WeightMismatch for anything that is not a plain LoRA adapter."""
-        try:
-            kind = json.loads((directory / "adapter_config.json").read_text())["peft_type"]
-            if kind != "LORA":
-                raise WeightMismatch(f"{directory}: an adapter of type {kind}; only LORA is served")
-            config = LoraConfig.from_pretrained(str(directory))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise WeightMismatch(f"{directory}: no readable adapter_config.json: {error}") from error
-        for option in ("use_dora", "modules_to_save", "alora_invocation_tokens", "trainable_token_indices"):
-            if getattr(config, option, None):
-                raise WeightMismatch(f"{directory}: adapter option {option} is not served")
-        if config.bias != "none":
-            raise WeightMismatch(f"{directory}: adapter option bias={config.bias!r} is not served")
-        config.inference_mode = True
-        return cls(config, read_tensors(directory, "adapter_model*.safetensors"))
+    def grow(self, places: int, rank: int) -> None:
+        if places > self.a.shape[0] or rank > self.a.shape[2]:
+            rank = max(rank, self.a.shape[2])
+            a = self.a.new_zeros(places, self.a.shape[1], rank)
+            b = self.b.new_zeros(places, rank, self.b.shape[2])
+            a[: self.a.shape[0], :, : self.a.shape[2]] = self.a
+            b[: self.b.shape[0], : self.b.shape[1]] = self.b
+            self.a, self.b = a, b
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which rows of a batch get which adapter."""
+
+    single: int | None
+    """The place of the adapter that all rows have."""
+    places: torch.Tensor | None = None
+    """(chunks,) the adapter of each; None where they are all that there are, in order."""
+    chunks: int = 0
+    take: torch.Tensor | None = None
+    """(chunks x size,) row of the batch in each place of the chunks."""
+    kept: torch.Tensor | None = None
+    """Those places that are no padding; None where there is none."""
+    rows: torch.Tensor | None = None
+    """Where each of them belongs in the batch."""
 
 
 class AdapterBank:
@@ -58,68 +68,89 @@ class AdapterBank:
 
     def __init__(self, module: torch.nn.Module):
         self._module = module
-        self._peft: PeftModel | None = None
-        self._groups: list[tuple[str, torch.Tensor | None]] = []
+        self._stacks: dict[str, Stack] = {}
+        self._place: dict[str, int] = {}
+        self._routed: tuple[int | None, ...] = ()
+        self.current: Route | None = None
 
-    def add(self, name: str, files: AdapterFiles) -> None:
-        """Load an adapter under a new name. Raises WeightMismatch and leaves the others as they were."""
-        if self._peft is None:
-            self._peft = PeftModel(self._module, files.config, adapter_name=name)
-        else:
-            self._peft.add_adapter(name, files.config)
-        try:
-            result = set_peft_model_state_dict(self._peft, dict(files.tensors), adapter_name=name)
-            marker = f".{name}."
-            if missing := [k for k in result.missing_keys if marker in k]:
-                raise WeightMismatch(f"adapter {name}: tensor {missing[0]} is missing in the files")
-            if result.unexpected_keys:
-                raise WeightMismatch(f"adapter {name}: tensor {result.unexpected_keys[0]} has no place in the model")
-            for path, layer in self._layers():
-                if type(layer) is not Linear or name in layer.lora_variant:
-                    raise WeightMismatch(f"adapter {name}: {path} is not a plain linear layer")
-        except (WeightMismatch, RuntimeError, ValueError) as error:
-            self.remove(name)
-            if isinstance(error, WeightMismatch):
-                raise
-            raise WeightMismatch(f"adapter {name} does not fit the model: {error}") from error
-        self._peft.set_adapter(name, inference_mode=True)  # deleting the active one makes PEFT warn
-        self._peft.eval()
-        self._peft.requires_grad_(False)
-        for _, layer in self._layers():
-            layer.forward = partial(_forward, layer, self)
+    @property
+    def tenants(self) -> list[str]:
+        """Those that have an adapter."""
+        return list(self._place)
 
-    def remove(self, name: str) -> None:
-        """Drop an adapter that no row uses any more."""
-        assert self._peft is not None
-        self._peft.delete_adapter(name)
+    def put(self, tenant: str, adapter: Adapter) -> None:
+        """Make this, which fits the model, the tenant's adapter."""
+        place = self._place.setdefault(tenant, len(self._place))
+        for path in adapter.keys() - self._stacks.keys():
+            shapes = adapter[path]
+            self._stacks[path] = Stack(shapes.a.new_zeros(0, *shapes.a.shape), shapes.b.new_zeros(0, *shapes.b.shape))
+            layer = self._module.get_submodule(path)
+            layer.forward = partial(_forward, layer.forward, self._stacks[path], self)
+        for path, stack in self._stacks.items():
+            low = adapter.get(path)
+            stack.grow(len(self._place), 0 if low is None else low.a.shape[1])
+            stack.a[place].zero_()
+            if low is not None:
+                rank = low.a.shape[1]
+                stack.a[place, :, :rank] = low.a
+                stack.b[place, :rank] = low.b
+        self._routed = ()
 
-    def route(self, names: Sequence[str | None]) -> None:
-        """Set the adapter of each row of the next forward; None is the base."""
-        if self._peft is None:
-            return
-        rows: dict[str, list[int]] = {}
-        for row, name in enumerate(names):
-            if name is not None:
-                rows.setdefault(name, []).append(row)
-        device = self._module.device
-        self._groups = [
-            (name, None if len(members) == len(names) else torch.tensor(members, device=device))
-            for name, members in rows.items()
+    def route(self, tenants: Sequence[str]) -> None:
+        """Set the adapter of each row of the next forwards; a tenant without one has the base."""
+        if self._place:
+            wanted = tuple(self._place.get(tenant) for tenant in tenants)
+            if wanted != self._routed:
+                self._routed, self.current = wanted, self._plan(wanted)
+
+    def _plan(self, wanted: tuple[int | None, ...]) -> Route | None:
+        members: dict[int, list[int]] = {}
+        for row, place in enumerate(wanted):
+            if place is not None:
+                members.setdefault(place, []).append(row)
+        if not members:
+            return None
+        if len(members) == 1 and None not in wanted:
+            return Route(single=wanted[0])
+        size = -(-sum(map(len, members.values())) // len(members))
+        chunks = [
+            (place, rows[at : at + size])
+            for place, rows in sorted(members.items())
+            for at in range(0, len(rows), size)
         ]
+        places = [place for place, _ in chunks]
+        take = [row for _, rows in chunks for row in rows + rows[:1] * (size - len(rows))]
+        kept = [at * size + i for at, (_, rows) in enumerate(chunks) for i in range(len(rows))]
+        device = next(iter(self._stacks.values())).a.device
+        return Route(
+            single=None,
+            places=None if places == list(range(len(self._place))) else torch.tensor(places, device=device),
+            chunks=len(chunks),
+            take=torch.tensor(take, device=device),
+            kept=None if len(kept) == len(take) else torch.tensor(kept, device=device),
+            rows=torch.tensor([take[at] for at in kept], device=device),
+        )
 
-    def _layers(self) -> list[tuple[str, Any]]:
-        assert self._peft is not None
-        return [(path, m) for path, m in self._peft.named_modules() if isinstance(m, LoraLayer)]
 
-
-def _forward(layer: Any, bank: AdapterBank, x: torch.Tensor) -> torch.Tensor:
-    """`base(x) + scaling * B(A(x))`, each row with its own A, B and scaling; x is (rows, queries, width)."""
-    result = layer.base_layer(x)
-    for name, rows in bank._groups:
-        if name not in layer.lora_A:
-            continue
-        a, b = layer.lora_A[name], layer.lora_B[name]
-        mine = (x if rows is None else x.index_select(0, rows)).to(a.weight.dtype)
-        delta = (b(a(mine)) * layer.scaling[name]).to(result.dtype)
-        result = result + delta if rows is None else result.index_add(0, rows, delta)
-    return result
+def _forward(base: Any, stack: Stack, bank: AdapterBank, x: torch.Tensor) -> torch.Tensor:
+    """`base(x)` and for each row the product with its adapter; x is (rows, queries, in)."""
+    result = base(x)
+    route = bank.current
+    if route is None:
+        return result
+    a, b = stack.a, stack.b
+    if x.dtype != a.dtype:
+        x = x.to(a.dtype)
+    if route.single is not None:
+        low, up = torch.mm(x.flatten(0, 1), a[route.single]), b[route.single]
+        if result.dtype == up.dtype:
+            result.flatten(0, 1).addmm_(low, up)
+            return result
+        return result.add_(torch.mm(low, up).view(result.shape))
+    if route.places is not None:
+        a, b = a.index_select(0, route.places), b.index_select(0, route.places)
+    rows = x.index_select(0, route.take).view(route.chunks, -1, x.shape[2])
+    delta = torch.bmm(torch.bmm(rows, a), b).view(-1, *result.shape[1:])
+    if route.kept is not None:
+        delta = delta.index_select(0, route.kept)
+    return result.index_add_(0, route.rows, delta.to(result.dtype))

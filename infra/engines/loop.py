@@ -40,7 +40,6 @@ class TokenLoop:
 
     def __init__(self, module: torch.nn.Module, slots: Slots, bank: AdapterBank, threads: int):
         self.versions: dict[str, int] = {}
-        self.adapters: dict[str, str] = {}
         self.counters = dict.fromkeys(
             ("requests", "tokens_generated", "tokens_prefilled", "tokens_reused", "preempted", "swaps"), 0
         )
@@ -243,7 +242,7 @@ class TokenLoop:
         keys = torch.arange(length, device=self._device)
         mask = torch.zeros(len(rows), 1, ids.shape[1], length, dtype=self._dtype, device=self._device)
         mask.masked_fill_((keys > position[:, :, None])[:, None], float("-inf"))
-        self.bank.route([self.adapters.get(row.tenant) for row in rows])
+        self.bank.route([row.tenant for row in rows])
         output = self._module(
             input_ids=ids,
             attention_mask=mask,

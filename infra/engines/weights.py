@@ -1,7 +1,11 @@
-"""Reading a version's safetensors and copying them into a live module.
+"""Reading a version's safetensors and making them the weights of a live module.
 
-Invariants: files are verified completely, by name and shape, before the first byte of the module changes; every
-tensor of the module is covered; tied tensors are one storage and are written once. No pickle is ever read.
+    read -> verify -> stage (beside the served weights, on their device)     while the module is at work
+    exchange                                                                 between two tokens: no byte is copied
+
+Invariants: files are verified completely, by name and shape, before the module changes; every tensor of the module is
+covered; tied tensors stay one storage. Staged weights are copies: nothing served depends on a file. No pickle is ever
+read.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class WeightTarget:
     def __init__(self, module: torch.nn.Module):
         self._tensors: dict[str, torch.Tensor] = {}
         self._aliases: dict[str, str] = {}
+        self._tied: dict[str, list[torch.Tensor]] = {}
         owners: dict[tuple[int, tuple[int, ...]], str] = {}
         for name, tensor in module.state_dict(keep_vars=True).items():
             owner = owners.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
@@ -48,6 +53,7 @@ class WeightTarget:
                 self._tensors[name] = tensor
             else:
                 self._aliases[name] = owner
+                self._tied.setdefault(owner, []).append(tensor)
 
     def verify(self, source: Tensors) -> dict[str, torch.Tensor]:
         """The tensors to copy, by canonical name. Raises WeightMismatch, naming the tensor."""
@@ -70,8 +76,25 @@ class WeightTarget:
             raise WeightMismatch(f"tensor {min(missing)} of the model is not in the new weights")
         return chosen
 
-    @torch.no_grad()
-    def copy(self, verified: Tensors) -> None:
-        """Copy what `verify` returned, in place."""
+    def stage(self, verified: Tensors) -> dict[str, torch.Tensor]:
+        """Copies of what `verify` returned, on the module's device and in its precision. Where the device has no room
+        for a second set of weights, they stay where they are, and `exchange` copies them."""
+        staged = {}
         for name, tensor in verified.items():
-            self._tensors[name].copy_(tensor)
+            like = self._tensors[name]
+            try:
+                staged[name] = tensor.to(like.device, like.dtype, copy=True, memory_format=torch.contiguous_format)
+            except torch.OutOfMemoryError:
+                return dict(verified)
+        return staged
+
+    def exchange(self, staged: Tensors) -> None:
+        """Make what `stage` returned the weights; it must not be used for anything else."""
+        with torch.inference_mode(False), torch.no_grad():
+            for name, tensor in staged.items():
+                target = self._tensors[name]
+                if (tensor.device, tensor.dtype) != (target.device, target.dtype):
+                    target.copy_(tensor)
+                    continue
+                for tied in (target, *self._tied.get(name, ())):
+                    tied.data = tensor
