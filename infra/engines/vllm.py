@@ -115,6 +115,11 @@ class VLLMEngine:
             self._flights.discard(flight)
         return flight.result(flight.finish)
 
+    def so_far(self, request_id: str) -> Generation | None:
+        """What a request in flight has sampled until now; None for one that is not."""
+        found = (flight.so_far() for flight in self._flights if flight.request_id == request_id)
+        return next(found, None)
+
     async def prefill(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Prefilled:
         """Compute a prompt and keep its keys and values until another engine has fetched them (`generate(kv=...)`).
         Raises as `generate`."""
@@ -143,10 +148,12 @@ class VLLMEngine:
     async def _go_on(self, flight: Flight) -> None:
         """One request to the server, under one version."""
         segment, version = Segment(), None
+        flight.segment = segment
         try:
             async with flight.stoppable():
                 await self._may_start(flight.tenant)
                 model, version, release = self._served.pin(flight.tenant)
+                flight.version = version
                 try:
                     sampling, kv = flight.rest(self._random), flight.fetchable(version)
                     body = request(model, self._wire_id(flight), flight.tokens, sampling, kv)

@@ -44,6 +44,9 @@ class Flight:
         """The present segment was told to end."""
         self.wire_id: str | None = None
         """The server's name of the present segment; None while there is none."""
+        self.segment: Segment | None = None
+        """What the present request to the server brought, under `version`."""
+        self.version = 0
         self.vain = 0
         self._sampling, self._kv = sampling, kv
         self._prompt = len(prompt)
@@ -93,6 +96,7 @@ class Flight:
             self._spans.append((len(self._logprobs), version))
         self.tokens += segment.token_ids
         self._logprobs += segment.logprobs
+        self.segment = None
 
     def settle(self, finish: str) -> None:
         """A segment ended; say whether the generation has."""
@@ -108,3 +112,13 @@ class Flight:
 
     def result(self, finish: Finish) -> Generation:
         return Generation(self.tokens[self._prompt :], self._logprobs, finish, self._spans)
+
+    def so_far(self) -> Generation:
+        """What it has, as a copy."""
+        tokens, logprobs, spans = self.tokens[self._prompt :], list(self._logprobs), list(self._spans)
+        if self.segment is not None and self.segment.token_ids:
+            if not spans or spans[-1][1] != self.version:
+                spans.append((len(logprobs), self.version))
+            tokens += self.segment.token_ids
+            logprobs += self.segment.logprobs
+        return Generation(tokens, logprobs, "abort", spans)

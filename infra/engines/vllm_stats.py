@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from infra.engines.vllm_wire import metrics
@@ -17,11 +18,22 @@ _NAMES = {
 
 def counters(text: str) -> dict[str, Any]:
     """From the server's Prometheus text: tokens generated, prefilled and reused from a prefix and requests preempted
-    since its start; requests running and waiting now; `kv_usage`, the share of the cache of keys and values in use."""
+    since its start; requests running and waiting now; `kv_usage`, the share of the cache of keys and values in use, and
+    `kv_capacity`, the tokens that it has room for."""
     found = metrics(text)
     values: dict[str, Any] = {ours: int(found.get(theirs, 0.0)) for ours, theirs in _NAMES.items()}
     asked = int(found.get("prompt_tokens_total", 0.0))
     return values | {
         "tokens_prefilled": max(0, asked - values["tokens_reused"]),
         "kv_usage": found.get("kv_cache_usage_perc", 0.0),
+        "kv_capacity": _capacity(text),
     }
+
+
+def _capacity(text: str) -> int:
+    """Tokens; vLLM tells it as a label."""
+    tokens = re.search(r'kv_cache_size_tokens="(\d+)"', text)
+    if tokens is not None:
+        return int(tokens[1])
+    blocks, size = re.search(r'num_gpu_blocks="(\d+)"', text), re.search(r'\bblock_size="(\d+)"', text)
+    return int(blocks[1]) * int(size[1]) if blocks is not None and size is not None else 0
