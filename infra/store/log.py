@@ -6,6 +6,8 @@ Invariants
 - Only the holder of the newest fence commits steps. Two writers collide on the lsn, and one that learns of a
   newer fence, in whichever way, raises Fenced from then on: so after a fence no record of an older holder can
   come to be.
+- A holder whose step or rollback may or may not have been written (the store never answered) has lost its fence, for
+  what it holds in memory may not be the head: only a new fence tells.
 - Every 16th version and every fence carry the snapshot that holds *after* them; head.json follows.
 
 An instance belongs to one thread. A writer's name is its own: make it unique per process.
@@ -46,6 +48,8 @@ class CommitLog(LogReader):
         super().__init__(store, prefix)
         self.writer = writer
         self._held: int | None = None
+        self._doubtful: int | None = None
+        """Record of ours of which the store never said whether it was written."""
         self._read_once = False
 
     def sync(self) -> Ledger:
@@ -62,7 +66,7 @@ class CommitLog(LogReader):
 
         Raises DeadlineExceeded when others keep winning the next record.
         """
-        self._held = None
+        self._held = self._doubtful = None
         end = time.monotonic() + FENCE_DEADLINE_S
         while time.monotonic() < end:
             self.sync()
@@ -150,6 +154,10 @@ class CommitLog(LogReader):
                 if overtaken is None:
                     raise
                 raise Overtaken(f"record {overtaken.lsn} by {overtaken.writer} came first: {error}") from error
+            except StoreError:
+                if isinstance(record, Step | Rollback):
+                    self._doubtful = record.lsn
+                raise
             overtaken = self.read(record.lsn)
             if overtaken is None:
                 raise LogCorrupt(f"{self._key(record.lsn)}: exists and can not be read")
@@ -177,6 +185,8 @@ class CommitLog(LogReader):
         return True
 
     def _check_held(self) -> None:
+        if self._doubtful is not None:
+            raise Fenced(f"whether record {self._doubtful} of ours was written is not known: start again, from a fence")
         if self._held is not None and self.ledger.fence != self._held:
             raise Fenced(f"fence {self.ledger.fence} is newer than ours, {self._held}: another trainer took over")
 

@@ -206,18 +206,28 @@ def test_a_lost_acknowledgement_and_a_successor_is_a_commit_and_then_a_fence(
         commit(log, [Uid(1, 0)])
 
 
-def test_after_an_unknown_outcome_the_writer_does_not_go_on_twice(tap: Tap, store: ObjectStore, prefix: str) -> None:
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("kind", ["step", "rollback"])
+def test_after_an_unknown_outcome_only_a_new_fence_goes_on(
+    tap: Tap, store: ObjectStore, prefix: str, kind: str, arrives: bool
+) -> None:
     log = CommitLog(ObjectStore(tap, store.bucket, deadline_s=0.2), prefix, "trainer-1")
     log.fence()
     commit(log)
-    tap.after["put_object"] = [LOST]  # it arrives, but neither the answer nor the repetitions do
-    tap.before["put_object"] = [lambda: None, *[LOST] * 50]
+    tap.before["put_object"] = [LOST] * 50
+    if arrives:  # but neither the answer nor the repetitions do
+        tap.after["put_object"] = [LOST]
+        tap.before["put_object"][:1] = [lambda: None]
     with pytest.raises(StoreUnavailable):
-        commit(log, [Uid(0, 0)])
+        commit(log, [Uid(0, 0)]) if kind == "step" else log.append_rollback(0)
     tap.before.clear()
-    with pytest.raises(Fenced, match="took the place of ours"):
-        commit(log, [Uid(0, 0)])
-    assert reader(store, prefix).ledger.trained_groups == 1
+    for go_on in (log.sync, lambda: commit(log, [Uid(0, 0)]), lambda: log.append_rollback(0)):
+        with pytest.raises(Fenced, match="record 3 of ours"):
+            go_on()
+    log.fence()
+    uid = next(iter(log.ledger.outstanding()))
+    assert commit(log, [uid]).base == (1 if arrives and kind == "step" else 0)
+    assert reader(store, prefix).ledger.trained_groups == (2 if arrives and kind == "step" else 1)
 
 
 def test_an_operators_settle_is_folded_and_the_step_follows(
