@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,7 +70,7 @@ def _groups(browser: Browser) -> Iterator[tuple[str, list[Trajectory]]]:
             yield sample.group.problem.domain, sample.group.members
 
 
-def _table(found: list[Profile], declared: dict[str, str | None]) -> str:
+def _table(found: list[Profile], declared: Mapping[str, str | None]) -> str:
     from infra.tracking.text import text_table
 
     head = ["domain", "trajectories", "turns", "new prompt", "sampled", "ratio", "heavy turns", "prefill time"]

@@ -27,8 +27,6 @@ from infra.engines.errors import (
 from infra.engines.protocol import Generation, Prefilled, Sampling
 from rl.errors import GenerationFailure
 
-KEY = "ROLLMILL_ENGINE_KEY"
-"""Environment variable with the key between the proxy and the hosts of its engines."""
 NAMED = (
     BadRequest,
     BaseFrozen,

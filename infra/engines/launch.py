@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.compute.scratch import scratch
 from infra.engines.errors import EngineDidNotStart
 from infra.engines.hf import HFEngine
 from infra.engines.protocol import Engine
@@ -85,26 +86,29 @@ async def _vllm(
         kv_role="kv_both" if splits else None,
         side_port=free_port(taken) if splits else None,
         extra_args=section.extra_args,
+        ready_s=section.start,
         env={"OMP_NUM_THREADS": str(section.threads)} | section.environment,
     )
+    staging = scratch(own.parent, f"{own.name.rpartition('-')[0]}-adapters")
     try:
         await asyncio.to_thread(server.start)
         if not await asyncio.to_thread(server.wait_ready, stop):
             raise EngineDidNotStart("vLLM was told to end before it was ready")
-        engine = VLLMEngine(
-            server.url,
-            key,
-            model_dir=base,
-            # adapters and weights are read below the directory of the run, where the proxy has them, too
-            staging=own.parent / f"{own.name}-adapters",
-            max_adapters=adapters,
-            max_rank=rank,
-            control_s=config.deadlines.control,
-        )
-        try:
-            await engine.start()
-            yield Started(engine, section.max_batch, (await engine.stats())["kv_capacity"])
-        finally:
-            await engine.close()
+        # adapters and weights are read below the directory of the run, where the proxy has them, too
+        with staging as directory:
+            engine = VLLMEngine(
+                server.url,
+                key,
+                model_dir=base,
+                staging=directory,
+                max_adapters=adapters,
+                max_rank=rank,
+                control_s=config.deadlines.control,
+            )
+            try:
+                await engine.start()
+                yield Started(engine, section.max_batch, (await engine.stats())["kv_capacity"])
+            finally:
+                await engine.close()
     finally:
         await asyncio.to_thread(server.close)

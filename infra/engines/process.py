@@ -32,9 +32,9 @@ from infra.compute.lifeline import CRASHED, NAMED, die_with_parent, last_words
 from infra.compute.scratch import scratch
 from infra.engines.errors import EngineClosed, EngineDidNotStart
 from infra.engines.host import make_host
-from infra.engines.host_wire import KEY
 from infra.engines.launch import Started, start_engine
 from infra.proxy.listen import Server, bind, listen
+from infra.proxy.secret import CONTROL_KEY
 from infra.proxy.versions import VersionSource
 from infra.store.directories import pull_directory
 from infra.store.log import CommitLog
@@ -138,7 +138,7 @@ def _address(listener: socket.socket) -> str:
 def main(config_file: Path, name: str, hardware: str, proxy: str, host: str, work_dir: Path) -> None:
     """One engine of a fleet, as a process of its own."""
     die_with_parent()
-    key = os.environ.pop(KEY, "")
+    key = os.environ.pop(CONTROL_KEY)
     try:
         run(loads(config_file.read_text()), name, hardware, proxy, host, work_dir, key)
     except (Replaced, EngineClosed, EngineDidNotStart) as error:

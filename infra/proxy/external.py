@@ -43,7 +43,8 @@ class External:
             self._section.url,
             os.environ.get(KEY, ""),
             model_dir=self._base,
-            staging=self._base.parent / "staging",
+            # below the directory of the proxy, where the versions are, too
+            staging=self._base.parent.parent / "staging",
             max_adapters=0 if lora is None else self._engine.max_adapters,
             max_rank=16 if lora is None else lora.rank,
             control_s=self._config.deadlines.control,

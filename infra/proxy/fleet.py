@@ -154,6 +154,8 @@ class Fleet:
             except EngineClosed as error:
                 self.members.lose(source, str(error))
                 raise
+            except GenerationFailure:
+                pass  # an update came between: the prompt is computed where the answer is
             self.router.prefilled(name)
         try:
             return await member.engine.generate(tokens, sampling, tenant, name, **kv)

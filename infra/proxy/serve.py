@@ -1,8 +1,8 @@
-"""Running the proxy with its embedded engine in the calling thread.
+"""Running the proxy, with its embedded engine or in front of a fleet, in the calling thread.
 
 Invariants
 - The port is taken before anything is loaded, and opened when a version is served or the log has none yet.
-- It ends when `stop` is set, and by name when the engine dies; nothing it started outlives the call.
+- It ends when `stop` is set, and by name when its embedded engine dies; nothing it started outlives the call.
 - Its copies of base and versions are in a directory of its own; what killed ones left is removed at the start.
 - It never touches signal handlers, so it runs in any thread.
 """
@@ -11,91 +11,111 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
-import uvicorn
 import uvloop
 
+from infra.chat import ChatCodec
 from infra.compute.scratch import scratch
-from infra.engines.hf import HFEngine
+from infra.engines.protocol import Engine
+from infra.proxy import registry
 from infra.proxy.app import make_app
+from infra.proxy.auth import Keys
 from infra.proxy.control import Proxy
+from infra.proxy.external import External
+from infra.proxy.fleet import Fleet
+from infra.proxy.listen import Server, bind, listen
 from infra.proxy.versions import VersionSource
 from infra.store.directories import pull_directory
 from infra.store.errors import StoreError
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
+from rl.config.engine import ExternalEngine, HFEngineSection, VLLMEngineSection
 from rl.config.run import RunConfig
-from rl.errors import RollmillError
+from rl.placement import HardwareClass
+from rl.routing import Router, Split
 
 PERIOD_S = 0.1
+TOKENIZER = ("*.json", "*.jinja")
+"""What a proxy without an engine needs of the base model."""
 HEAD_PERIODS = 10
 """Periods between two looks for the first version."""
-GRACE_S = 5
 
 logger = logging.getLogger(__name__)
 
 
-class PortInUse(RollmillError):
-    """Another process listens on the port."""
+def serve(
+    config: RunConfig, host: str, port: int, cache: Path, stop: threading.Event, keys: Keys | None = None
+) -> None:
+    """Serve the run until `stop` is set, with files below `cache`. Without `keys` nobody is asked for one, so `host`
+    should be loopback then.
 
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def serve(config: RunConfig, host: str, port: int, cache: Path, stop: threading.Event) -> None:
-    """Serve the run until `stop` is set, with files below `cache`. `host` should be loopback: nothing here
-    authenticates a caller.
-
-    Raises PortInUse, ModelUnusable, WeightMismatch, StoreError, or EngineClosed when the engine dies.
+    Raises PortInUse, ModelUnusable, WeightMismatch, StoreError, or EngineClosed when the embedded engine dies.
     """
     store = ObjectStore.connect(config.store)
     with (
-        _bind(host, port) as listener,
+        bind(host, port) as listener,
         scratch(cache, "proxy") as own,
         contextlib.closing(WeightStore.open(config.weights, store)) as weights,
     ):
-        base = pull_directory(store, f"{config.prefix}base/", None, own / "base")
         log = CommitLog(store, config.prefix, f"proxy-{uuid.uuid4().hex[:8]}")
         source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
-        engine = HFEngine(
-            base,
-            device=config.engine.device,
-            dtype=config.model.dtype,
-            max_batch=config.engine.max_batch,
-            threads=config.engine.threads,
-            deterministic=config.deterministic,
-        )
+        whole = config.engine.embedded or bool(external_engines(config))
+        base = pull_directory(store, f"{config.prefix}base/", None, own / "base", only=None if whole else TOKENIZER)
+        engine = embedded(config, base) if config.engine.embedded else fleet(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(Proxy(config, engine, source), listener, stop))
+            runner.run(run_proxy(Proxy(config, engine, source), listener, stop, keys, base))
 
 
-async def _serve(proxy: Proxy, listener: socket.socket, stop: threading.Event) -> None:
-    settings = uvicorn.Config(
-        make_app(proxy),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=GRACE_S,
+def embedded(config: RunConfig, base: Path) -> Engine:
+    """The engine of a proxy that has its own."""
+    from infra.engines.hf import HFEngine  # brings torch, which a proxy without one does not need
+
+    assert isinstance(config.engine, HFEngineSection)
+    return HFEngine(
+        base,
+        device=config.engine.device,
+        dtype=config.model.dtype,
+        max_batch=config.engine.max_batch,
+        threads=config.engine.threads,
+        deterministic=config.deterministic,
     )
-    server = _Server(settings)
+
+
+def fleet(config: RunConfig) -> Fleet:
+    """A fleet without engines yet."""
+    engine, split = config.engine, None
+    if isinstance(engine, VLLMEngineSection) and (section := engine.disaggregation) is not None:
+        split = Split(HardwareClass(section.prefill), HardwareClass(section.decode), section.min_prompt)
+    router = Router(config.generation, engine.routing.prefill_heavy, split)
+    return Fleet(router, control_s=config.deadlines.control, max_waiting=engine.routing.max_waiting)
+
+
+def external_engines(config: RunConfig) -> tuple[ExternalEngine, ...]:
+    """Those that somebody else runs."""
+    return config.engine.external if isinstance(config.engine, VLLMEngineSection) else ()
+
+
+async def run_proxy(
+    proxy: Proxy, listener: socket.socket, stop: threading.Event, keys: Keys | None = None, base: Path | None = None
+) -> None:
+    """Serve on a bound socket until `stop` is set. `base` is where the base model lies; sessions of agents and
+    external engines need it. Raises EngineClosed when the engine dies."""
+    app = make_app(proxy, keys, None if base is None else lambda: ChatCodec.from_directory(base))
+    app.routes.extend(registry.routes(proxy, "" if keys is None else keys.control))
+    server = Server(app)
     running: asyncio.Task[None] | None = None
     try:
         await proxy.load_head()
-        _listen(listener)
+        if base is not None and isinstance(proxy.engine, Fleet):
+            for external in external_engines(proxy.config):
+                External(external, proxy.config, base).join(proxy.engine)
+        listen(listener)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         periods = 0
         while not stop.is_set() and not running.done():
@@ -113,28 +133,3 @@ async def _serve(proxy: Proxy, listener: socket.socket, stop: threading.Event) -
         await proxy.close()
         if running is not None:
             await running
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise _named(error, host, port) from error
-    return listener
-
-
-def _listen(listener: socket.socket) -> None:
-    try:
-        listener.listen(2048)
-    except OSError as error:
-        host, port, *_ = listener.getsockname()
-        raise _named(error, host, port) from error
-
-
-def _named(error: OSError, host: str, port: int) -> RollmillError:
-    if error.errno == errno.EADDRINUSE:
-        return PortInUse(f"port {port} of {host} is in use by another process; stop it or choose another port")
-    return RollmillError(f"{host}:{port} can not be bound: {error.strerror}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rl.config.base import Section
+from rl.config.base import Seconds, Section
 
 GpuClass = Literal["compute_gpu", "bandwidth_gpu"]
 HttpUrl = Annotated[str, Field(pattern=r"^https?://[^/]+$")]
@@ -99,6 +99,8 @@ class VLLMEngineSection(Section):
     """Tenants whose adapters are served at once, if adapters are trained."""
     threads: Annotated[int, Field(ge=1)] = 1
     """torch threads, on a CPU."""
+    start: Seconds = 600
+    """Starting one server, in seconds."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of `vllm serve`."""
     environment: dict[str, str] = Field(default_factory=dict)

@@ -15,7 +15,8 @@ from infra.engines.hf import HFEngine
 from infra.engines.protocol import BASE, Sampling
 from infra.proxy.client import ControlClient, ProxyClient
 from infra.proxy.control import Proxy
-from infra.proxy.serve import _bind, _serve
+from infra.proxy.listen import bind
+from infra.proxy.serve import run_proxy
 from infra.proxy.versions import VersionSource
 from infra.store.directories import push_directory
 from infra.store.log import CommitLog
@@ -109,9 +110,9 @@ async def start(store: MemoryStore, models: list[Path], tmp_path: Path) -> Async
         cache = tmp_path / f"cache{len(runs)}"
         source = VersionSource(log, config.prefix, config.policy, cache, WeightStore(store).pull)
         engine = HFEngine(models[0], device="cpu", max_batch=config.engine.max_batch)
-        proxy, stop, listener = Proxy(config, engine, source), threading.Event(), _bind("127.0.0.1", 0)
+        proxy, stop, listener = Proxy(config, engine, source), threading.Event(), bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        task = asyncio.create_task(_serve(proxy, listener, stop))
+        task = asyncio.create_task(run_proxy(proxy, listener, stop))
         runs.append(Running(proxy, ProxyClient(url), url, stop, task))
         return runs[-1]
 

@@ -1,4 +1,4 @@
-"""`python tests/proxy/engine_child.py MODEL KEY`: a host with an embedded engine; prints its port, ends with its stdin."""
+"""`engine_child.py MODEL KEY`: a host with an embedded engine; prints its port, ends with its stdin."""
 
 from __future__ import annotations
 

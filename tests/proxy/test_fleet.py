@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class Scene:
         """Every token has the log-prob that the version which is said to have made it gives it."""
         starts = [*result.version_spans, (len(result.token_ids), -1)]
         assert starts[0][0] == 0 and len(result.logprobs) == len(result.token_ids)
-        for (start, version), (end, _) in zip(starts, starts[1:], strict=False):
+        for (start, version), (end, _) in pairwise(starts):
             before, said = prompt(length) + result.token_ids[:start], result.token_ids[start:end]
             expected = teacher_forced(load(versions[version]), before, said, 1.0)
             np.testing.assert_allclose(result.logprobs[start:end], expected, atol=2e-4)

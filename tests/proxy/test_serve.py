@@ -12,7 +12,8 @@ import pytest
 
 from infra.engines.protocol import BASE, Sampling
 from infra.proxy.client import ControlClient, ProxyClient
-from infra.proxy.serve import PortInUse, serve
+from infra.proxy.listen import PortInUse
+from infra.proxy.serve import serve
 from infra.store.directories import push_directory
 from infra.store.objects import ObjectStore
 from rl.errors import RollmillError
