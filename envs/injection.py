@@ -42,8 +42,12 @@ class Injected(Environment):
         return await self.within.reset(problem)
 
     async def step(self, action: str) -> Step:
-        await self._disturb("step", self._section.step_latency, self._section.step_failure)
+        await self.disturb()
         return await self.within.step(action)
+
+    async def disturb(self) -> None:
+        """What a step meets; an agent, who takes none, meets it once, before it begins."""
+        await self._disturb("step", self._section.step_latency, self._section.step_failure)
 
     async def close(self) -> None:
         await self.within.close()

@@ -18,6 +18,7 @@ from rl.plugins import check_options, find
 
 GROUP = "rollmill.environments"
 BUILT_IN = {
+    "agent": "envs.agents:Agent",
     "calculator": "envs.calculator:Calculator",
     "child": "envs.adapters.child:Child",
     "code_tests": "envs.code_tests:CodeTests",

@@ -97,6 +97,9 @@ class Turn:
     text: str
     """What the model said."""
     finish_reason: str
+    start: float
+    end: float
+    """When it was asked for and when its result was there, in seconds since the epoch."""
     drift: Drift | None = None
 
 

@@ -20,6 +20,7 @@ from rl.placement import runs_on
 from rl.recorder import Recorder, versions_of
 from rl.stream import derive_seed
 from rl.trajectory import Message, Span, Status, Trajectory
+from tasks.agent import agent_of, play_agent
 from tasks.environments import Live
 from tasks.reset import Member
 from tasks.runtime import Runtime, runtime
@@ -43,7 +44,9 @@ async def at_once() -> None:
 async def play(
     here: Runtime, member: Member, live: Live, pace: Callable[[], Awaitable[None]] = at_once
 ) -> Trajectory:
-    """The turns. `pace` is awaited before each generation and each step."""
+    """The turns. `pace` is awaited before each generation and each step; an agent paces itself."""
+    if (agent := agent_of(live)) is not None:
+        return await play_agent(here, member, live, agent)
     config, codec, problem = here.config, here.codec, member.problem
     max_turns = config.domain(problem.domain).max_turns
     record = Recorder()

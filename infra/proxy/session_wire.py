@@ -59,6 +59,8 @@ class SessionRecord:
     """Why no turn is served any more: stale, cancelled, replaced."""
     limit: str | None
     """The limit that refused a turn: max_turns or max_tokens."""
+    trouble: str | None
+    """Why the newest turn could not be served, for a reason that says nothing of the agent."""
     turns: list[Turn]
     drift: dict[str, int]
     """How often a history differed from what was recorded, by kind."""

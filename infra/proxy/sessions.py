@@ -15,14 +15,17 @@ import asyncio
 import secrets
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from time import time
 
 from infra.chat import ChatCodec
 from infra.engines.protocol import Generation
+from infra.proxy.admission import BUSY
 from infra.proxy.auth import digest
 from infra.proxy.control import Proxy, Refused
 from infra.proxy.refusals import Denied
 from infra.proxy.session_wire import SessionBody, SessionRecord
 from infra.proxy.wire import GenerateBody
+from rl.errors import GenerationFailure
 from rl.recorder import versions_of
 from rl.sessions import History, Recording, Turn, drifts
 from rl.stream import derive_seed
@@ -73,13 +76,21 @@ class Session:
     requests: int = 0
     ended: str | None = None
     limit: str | None = None
+    trouble: str | None = None
     flights: set[asyncio.Future[Generation]] = field(default_factory=set)
 
     def record(self) -> SessionRecord:
         turns = self.recording.turns
         body = self.body
         return SessionRecord(
-            self.name, body.trajectory, body.start_version, self.ended, self.limit, turns, drifts(turns)
+            self.name,
+            body.trajectory,
+            body.start_version,
+            self.ended,
+            self.limit,
+            self.trouble,
+            turns,
+            drifts(turns),
         )
 
     def over(self) -> Denied:
@@ -164,10 +175,15 @@ class Sessions:
             raise session.deny("max_turns", body.max_turns)
         session.started += 1
         try:
-            return await self._sample(session, ask)
-        except BaseException:
+            heard = await self._sample(session, ask)
+        except BaseException as error:
             session.started -= 1
+            busy = isinstance(error, Denied) and error.status == BUSY
+            if busy or isinstance(error, Refused | GenerationFailure):
+                session.trouble = str(error)
             raise
+        session.trouble = None
+        return heard
 
     async def _sample(self, session: Session, ask: Ask) -> Heard:
         body, recording, codec = session.body, session.recording, self.codec
@@ -179,6 +195,7 @@ class Sessions:
         room = body.max_tokens - len(known) - len(added)
         if room < 1:
             raise session.deny("max_tokens", body.max_tokens)
+        start = time()
         wanted = min(body.max_new_tokens, ask.max_new_tokens or body.max_new_tokens)
         generation = await self._generate(session, [*known, *added], min(room, wanted), ask.seed)
         kept, told = cut(codec, generation, ask.stop)
@@ -195,6 +212,8 @@ class Sessions:
             said=ask.said(place.known),
             text=text,
             finish_reason=kept.finish_reason,
+            start=start,
+            end=time(),
         )
         if turn.drift is not None:
             self.proxy.metrics.drift.labels(turn.drift.value, body.tenant, body.domain).inc()

@@ -26,9 +26,9 @@ from infra.store.log import CommitLog
 from infra.store.weights import WeightStore
 from rl.config.run import RunConfig
 from rl.sessions import Said
+from tests.proxy.agents.qwen import Lesson
 from tests.proxy.conftest import Trainer, make_config
 from tests.proxy.memory_store import MemoryStore
-from tests.proxy.qwen import Lesson
 
 ADD = {
     "type": "function",

@@ -20,16 +20,10 @@ from infra.proxy.client import ControlClient, ControlRefused, ProxyClient, Reque
 from rl.sessions import Drift, branches, chosen, columns
 from rl.trajectory import Problem, Status, Trajectory, Uid
 from tests.engines.tiny_models import load, teacher_forced
-from tests.proxy.agent_proxy import ADD, ANSWER, LESSON, QUESTION, AgentProxy, client, serving
+from tests.proxy.agents.serving import ADD, ANSWER, LESSON, QUESTION, AgentProxy, client, serving
 from tests.proxy.conftest import make_config
-from tests.proxy.qwen import save_qwen
 
 USER = {"role": "user", "content": QUESTION}
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen(tmp_path_factory.mktemp("taught") / "model", [LESSON])
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +168,6 @@ async def test_control_tokens_in_texts_and_tools_stay_text(run, codec):
 async def test_stop_texts_limits_and_completions(run, codec):
     opened = await run.open(max_turns=6)
     agent = client(opened)
-    prompt = codec._render([{"role": "user", "content": QUESTION}], True, [ADD])
-    del prompt
     tokens = codec.conversation(LESSON.messages[0], [ADD])
     cut = await agent.completions.create(model=opened.model, prompt=tokens, stop=[" {"], logprobs=1)
     assert cut.choices[0].finish_reason == "stop" and cut.choices[0].text.endswith('"arguments":')

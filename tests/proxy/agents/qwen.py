@@ -1,7 +1,7 @@
 """A small Qwen3 with a tokenizer of Qwen3's kind, Qwen3's training template, and a few conversations learned by heart.
 
 Real in all that matters to a chat: control tokens, tokens for thinking and tool calls that are not control tokens, a
-template that shows tools, adds empty thinking and joins the answers of tools. Only the vocabulary and weights are small.
+template that shows tools, adds empty thinking and joins answers of tools. Only vocabulary and weights are small.
 """
 
 from __future__ import annotations
