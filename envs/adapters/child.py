@@ -225,7 +225,14 @@ class _Process:
                 pipe.close()
 
     def _last_words(self) -> str:
-        with suppress(OSError, ValueError):
-            size = os.fstat(self._log.fileno()).st_size
-            return os.pread(self._log.fileno(), 500, max(0, size - 500)).decode(errors="replace").strip()
+        with suppress(ValueError):  # it is closed
+            return last_words(self._log.fileno())
         return ""
+
+
+def last_words(log: int) -> str:
+    """The end of what a process wrote to that file."""
+    with suppress(OSError):
+        size = os.fstat(log).st_size
+        return os.pread(log, 500, max(0, size - 500)).decode(errors="replace").strip()
+    return ""
