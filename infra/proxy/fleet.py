@@ -69,7 +69,7 @@ class Fleet:
         self._paused = self._closed = False
         self._assigned: dict[str, asyncio.Future[Assignment]] = {}
         self._swap = asyncio.Lock()
-        self.members = Members(router, self._swap, self._bring, self._dispatch, control_s, lease_s)
+        self.members = Members(router, self._swap, self._ready, self._bring, self._dispatch, control_s, lease_s)
         self._continued = 0
 
     # -- generation --------------------------------------------------------------------------------------------
@@ -233,6 +233,11 @@ class Fleet:
             raise next(iter(failures.values()))
         for member, error in failures.items():
             self.members.lose(member, f"{what}: {type(error).__name__}: {error}")
+
+    async def _ready(self, engine: Engine) -> None:
+        """For what is served."""
+        for tenant, (version, directory) in list(self._served.items()):
+            await engine.prefetch(tenant, version, directory)
 
     async def _bring(self, engine: Engine) -> None:
         """To what is served."""

@@ -63,13 +63,14 @@ class Member:
 
 
 class Members:
-    """Lives on one event loop. `bring` has an engine serve what is served; it may take `control_s`. `swap` is held
-    while what is served changes. `changed` is called after engines joined or left."""
+    """Lives on one event loop. `ready` has an engine read what is served, `bring` has it serve that; each may take
+    `control_s`. `swap` is held while what is served changes. `changed` is called after engines joined or left."""
 
     def __init__(
         self,
         router: Router,
         swap: asyncio.Lock,
+        ready: Callable[[Engine], Awaitable[None]],
         bring: Callable[[Engine], Awaitable[None]],
         changed: Callable[[], None],
         control_s: float,
@@ -78,7 +79,7 @@ class Members:
         self.all: dict[str, Member] = {}
         self.lost = 0
         """Engines lost since the start."""
-        self._router, self._swap, self._bring, self._changed = router, swap, bring, changed
+        self._router, self._swap, self._ready, self._bring, self._changed = router, swap, ready, bring, changed
         self._control_s, self._lease_s = control_s, lease_s
         self._expected: dict[str, tuple[Facts, Callable[[], Awaitable[Engine]]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -117,6 +118,8 @@ class Members:
     async def _join(self, member: Member) -> None:
         facts = member.facts
         try:
+            async with asyncio.timeout(self._control_s):
+                await self._ready(member.engine)  # before the lock: a trainer's update must not wait for a slow disk
             async with self._swap, asyncio.timeout(self._control_s):
                 await self._bring(member.engine)
                 if member.state == "joining":
