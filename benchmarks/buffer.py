@@ -4,13 +4,14 @@
     python -m benchmarks.buffer --encodings
 
 A group is 8 trajectories of 1,024 tokens with log-probs and text, about 48 kB as a segment. Both sides use `THREADS`
-threads and take turns within every round; a figure is the median over the rounds. The server runs on the same cores:
-on a network of its own a request takes longer, and all ratios come closer to 1.
+threads and take turns within every round, so that what else the machine does befalls both; a ratio is the median over
+the rounds, and its `spread` the distance of the quartiles. The server runs on the same cores: on a network of its own a
+request takes longer, and all ratios come closer to 1. `..._cpu_ms` is this process's own processor time per group.
 
 - `append_over_raw_put`: groups sealed per second (checking, encoding, create-if-absent) over put_object of the same
   bytes, encoded beforehand.
 - `get_batch_over_raw_get`: what the trainer does for a batch of 64 groups (poll the log, list, read, summarise, select,
-  decode) over get_object of the same 64 objects.
+  decode) over get_object of the same 64 objects, before and after.
 - `get_batch_100k_over_1k`: the same with 100,000 settled groups in the run's history over that with 1,000, both by a
   reader that is up to date but for the new batch. `--quick` makes the longer history 10,000 and says so in the name.
 - Requests: those of a million trajectories written, trained and shown in the progress display, counted in the run,
@@ -24,12 +25,13 @@ import http.client
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
+from functools import partial
+from statistics import median, quantiles
 from tempfile import TemporaryDirectory
-from time import perf_counter
-from typing import Any
+from time import perf_counter, process_time
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from benchmarks import encodings
@@ -53,7 +55,10 @@ from rl.trajectory import Group, Uid
 BATCH = 64
 """Groups per step."""
 THREADS = READERS
+TURNS = 4
+"""Of each side among the PUTs of a round."""
 POLICY = StalenessPolicy(alpha=1, groups_per_step=BATCH, examined_per_step=BATCH)
+T = TypeVar("T")
 STATE = StateRef(prefix="state/none/", manifest_sha256="0" * 64, full=True)
 
 
@@ -123,47 +128,61 @@ def put_many(store: ObjectStore, bodies: Mapping[str, bytes]) -> None:
         list(pool.map(put, bodies, bodies.values()))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    begin = perf_counter()
-    work()
-    return perf_counter() - begin
+class Side:
+    """What one side of a comparison took, round by round."""
+
+    def __init__(self) -> None:
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    def begin(self) -> None:
+        self.wall_s.append(0.0)
+        self.cpu_s.append(0.0)
+
+    def add(self, work: Callable[[], T], share: float = 1.0) -> T:
+        """Do a part of this round's work, which counts for `share` of what it took."""
+        wall, cpu = perf_counter(), process_time()
+        done = work()
+        self.wall_s[-1] += share * (perf_counter() - wall)
+        self.cpu_s[-1] += share * (process_time() - cpu)
+        return done
 
 
 class Rounds:
-    """Times of both sides, round by round. `raw` is a plain boto3 client."""
+    """Both sides, round by round. `raw` is a plain boto3 client."""
 
     def __init__(self, raw: Any, bucket: str, pool: ThreadPoolExecutor) -> None:
         self._raw, self._bucket, self._pool = raw, bucket, pool
-        self.raw_put: list[float] = []
-        self.append: list[float] = []
-        self.raw_get: list[float] = []
-        self.get_batch: list[float] = []
-        self.get_batch_long: list[float] = []
+        self.raw_put, self.append = Side(), Side()
+        self.raw_get, self.get_batch, self.get_batch_long = Side(), Side(), Side()
 
     def play(self, number: int, short: Run, long: Run) -> None:
-        groups = short.groups()
-        bodies = {f"raw/{number}/{group.uid}": schema.encode([group]) for group in groups}
+        for side in (self.raw_put, self.append, self.raw_get, self.get_batch, self.get_batch_long):
+            side.begin()
         keys: list[str] = []
-
-        def put() -> None:
-            self.raw_put.append(seconds(lambda: list(self._pool.map(self._put, bodies, bodies.values()))))
-
-        def append() -> None:
-            self.append.append(seconds(lambda: keys.extend(short.seal(groups, self._pool))))
-
-        for side in (put, append) if number % 2 else (append, put):
-            side()
+        groups = short.groups()
+        for part in range(TURNS):
+            some = groups[part::TURNS]
+            bodies = {f"raw/{number}/{group.uid}": schema.encode([group]) for group in some}
+            put = partial(self._each, self._put, bodies, bodies.values())
+            append = partial(short.seal, some, self._pool)
+            if (number + part) % 2:
+                self.raw_put.add(put)
+            keys += self.append.add(append)
+            if (number + part) % 2 == 0:
+                self.raw_put.add(put)
         there = [short.prefix + key for key in keys]
-        self.raw_get.append(seconds(lambda: list(self._pool.map(self._get, there))))
-        self.get_batch.append(self._batch(short))
         long.seal(long.groups(), self._pool)
-        self.get_batch_long.append(self._batch(long))
+        self.raw_get.add(partial(self._each, self._get, there), 0.5)
+        self._batch(short, self.get_batch)
+        self.raw_get.add(partial(self._each, self._get, there), 0.5)
+        self._batch(long, self.get_batch_long)
 
-    def _batch(self, run: Run) -> float:
-        found: list[Batch] = []
-        taken = seconds(lambda: found.append(run.batches.next()))
-        run.commit(found[0])
-        return taken
+    def _batch(self, run: Run, side: Side) -> None:
+        run.commit(side.add(run.batches.next))
+
+    def _each(self, request: Callable[..., object], *arguments: Iterable[Any]) -> None:
+        list(self._pool.map(request, *arguments))
 
     def _put(self, key: str, body: bytes) -> None:
         self._raw.put_object(Bucket=self._bucket, Key=key, Body=body)
@@ -172,8 +191,11 @@ class Rounds:
         return self._raw.get_object(Bucket=self._bucket, Key=key)["Body"].read()
 
 
-def ratio(a: Sequence[float], b: Sequence[float]) -> float:
-    return median(x / y for x, y in zip(a, b, strict=True))
+def compared(name: str, a: Side, b: Side, goal: float, better: Literal["lower", "higher"] = "lower") -> list[Figure]:
+    """The ratio of a's times to b's."""
+    ratios = [x / y for x, y in zip(a.wall_s, b.wall_s, strict=True)]
+    low, _, high = quantiles(ratios, n=4)
+    return [Figure(name, median(ratios), "ratio", goal, better), Figure(f"{name}_spread", high - low, "ratio")]
 
 
 def speed(store: ObjectStore, raw: Any, quick: bool) -> list[Figure]:
@@ -187,12 +209,14 @@ def speed(store: ObjectStore, raw: Any, quick: bool) -> list[Figure]:
         measured = Rounds(raw, store.bucket, pool)
         for number in range(rounds):
             measured.play(number, short, long)
+    cpu = {name: median(getattr(measured, name).cpu_s) for name in ("raw_put", "append", "raw_get", "get_batch")}
     return [
-        Figure("append_over_raw_put", ratio(measured.raw_put, measured.append), "ratio", 0.8, "higher"),
-        Figure("get_batch_over_raw_get", ratio(measured.get_batch, measured.raw_get), "ratio", 1.5),
-        Figure(f"get_batch_{name}_over_1k", ratio(measured.get_batch_long, measured.get_batch), "ratio", 1.2),
-        Figure("append_groups_per_s", BATCH / median(measured.append), "groups/s"),
-        Figure("get_batch_ms", median(measured.get_batch) * 1e3, "ms"),
+        *compared("append_over_raw_put", measured.raw_put, measured.append, 0.8, "higher"),
+        *compared("get_batch_over_raw_get", measured.get_batch, measured.raw_get, 1.5),
+        *compared(f"get_batch_{name}_over_1k", measured.get_batch_long, measured.get_batch, 1.2),
+        *(Figure(f"{name}_cpu_ms", spent / BATCH * 1e3, "ms per group") for name, spent in cpu.items()),
+        Figure("append_groups_per_s", BATCH / median(measured.append.wall_s), "groups/s"),
+        Figure("get_batch_ms", median(measured.get_batch.wall_s) * 1e3, "ms"),
     ]
 
 
