@@ -71,9 +71,7 @@ class VLLMEngine:
             mixed_adapters=True, continues_across_update=True, deterministic=False, prefix_cache=True
         )
         self.max_length = 0
-        """Tokens of one sequence, prompt included; known after `start`, as is the next."""
-        self.kv_tokens = 0
-        """Tokens of all sequences that the cache of keys and values holds at once."""
+        """Tokens of one sequence, prompt included; known after `start`."""
         self._calls = ServerCalls(url, key, control_s)
         self._model = BaseModel(model_dir)
         self._served = Served(self._calls, self._model, staging, max_adapters, max_rank, base_version)
@@ -92,7 +90,7 @@ class VLLMEngine:
         self._calls.open()
         facts = Facts.of(orjson.loads(await self._calls.call("GET", "/server_info?config_format=json")))
         await self._served.take_over(facts)
-        self.max_length, self.kv_tokens = facts.max_length, facts.kv_tokens
+        self.max_length = facts.max_length
 
     # -- generation --------------------------------------------------------------------------------------------
 
@@ -212,7 +210,7 @@ class VLLMEngine:
         try:
             if mode == "abort":
                 await self._abort(list(self._flights))
-            await self._calls.tell("/pause?mode=keep")
+            await self._calls.tell("/pause?mode=keep&clear_cache=false")
         except RollmillError:
             self._running.set()
             raise
@@ -296,10 +294,10 @@ class VLLMEngine:
         return True
 
     async def stats(self) -> dict[str, Any]:
-        """Counters under the names of `vllm_stats.counters`, and requests, swaps, `kv_tokens`, whether it is paused.
-        Raises EngineClosed, DeadlineExceeded."""
+        """Counters under the names of `vllm_stats.counters`, and requests, swaps, whether it is paused. Raises
+        EngineClosed, DeadlineExceeded."""
         theirs = counters((await self._calls.call("GET", "/metrics")).decode())
-        ours = {"requests": self._requests, "swaps": self._served.swaps, "kv_tokens": self.kv_tokens}
+        ours = {"requests": self._requests, "swaps": self._served.swaps}
         return theirs | ours | {"paused": not self._running.is_set()}
 
     async def close(self) -> None:

@@ -23,8 +23,6 @@ class Facts:
     generation_config: str
     backend: str | None
     """Of weight transfer."""
-    kv_tokens: int
-    """Tokens that the cache of keys and values holds."""
     slots: int
     """Adapters in one batch; 0 without LoRA."""
     max_rank: int
@@ -40,7 +38,6 @@ class Facts:
             logprobs_mode=model["logprobs_mode"],
             generation_config=model["generation_config"],
             backend=(config.get("weight_transfer_config") or {}).get("backend"),
-            kv_tokens=config["cache_config"]["kv_cache_size_tokens"] or 0,
             slots=lora.get("max_loras", 0),
             max_rank=lora.get("max_lora_rank", 0),
         )

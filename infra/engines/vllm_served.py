@@ -156,7 +156,7 @@ class Served:
     async def replace(self, version: int, directory: Path) -> None:
         """Replace the base by what `prepare` saw; the server is paused afterwards. Raises Torn."""
         try:
-            await self._calls.tell("/pause?mode=keep")
+            await self._calls.tell("/pause?mode=keep&clear_cache=false")
             await self._calls.tell("/start_weight_update")
             await self._calls.tell("/update_weights", {"update_info": {"path": str(directory.resolve())}})
             await self._calls.tell("/finish_weight_update", {"weight_version": self._label(version)})

@@ -37,7 +37,7 @@ BACKEND = "rollmill_files"
 """The plug-in's weight-transfer back end (`plugin/rollmill_vllm`)."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM reserves memory for."""
-READY_S = 600.0
+READY_S = 900.0
 STREAM_INTERVAL = 8
 """Tokens per message of a server: each message costs it as much as a token of a small model."""
 NAME = "vllm"
@@ -99,11 +99,11 @@ class VLLMServer:
 
     def start(self) -> None:
         """Start the process; `wait_ready` tells when it answers. Raises EngineNotInstalled, EngineDidNotStart."""
-        installation = find()
         processes.end(self._home, NAME, None, grace_s=STOP_S)
         if not processes.port_free(self._port):
             holder = processes.port_holder(self._port) or "another process"
             raise EngineDidNotStart(f"vLLM: port {self._port} is in use by {holder}; choose another")
+        installation = find()
         self._process = lifeline.spawn(
             ["infra.engines.vllm_child", *self.command(installation)], self.log, self.environment(installation)
         )

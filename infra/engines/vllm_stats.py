@@ -23,8 +23,9 @@ def counters(text: str) -> dict[str, Any]:
     found = metrics(text)
     values: dict[str, Any] = {ours: int(found.get(theirs, 0.0)) for ours, theirs in _NAMES.items()}
     asked = int(found.get("prompt_tokens_total", 0.0))
+    fetched = int(found.get("external_prefix_cache_hits_total", 0.0))  # from another server
     return values | {
-        "tokens_prefilled": max(0, asked - values["tokens_reused"]),
+        "tokens_prefilled": max(0, asked - values["tokens_reused"] - fetched),
         "kv_usage": found.get("kv_cache_usage_perc", 0.0),
         "kv_capacity": _capacity(text),
     }

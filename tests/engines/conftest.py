@@ -64,7 +64,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterato
         yield server
 
 
-@pytest.fixture(params=["hf", pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.fixture(params=["hf", pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 async def engine(
     request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Engine]:
@@ -75,6 +75,9 @@ async def engine(
         await embedded.close()
         return
     server = request.getfixturevalue("vllm_server")
+    if not server.alive:
+        server.start()
+        server.wait_ready()
     remote = VLLMEngine(
         server.url,
         server.key,

@@ -11,7 +11,7 @@ import pytest
 from infra.engines.errors import EngineClosed, WeightMismatch
 from infra.engines.hf import HFEngine
 from infra.engines.protocol import BASE, Sampling
-from tests.engines.tiny_models import load, prompt, teacher_forced
+from tests.engines.tiny_models import load, prompt, save_adapter, teacher_forced
 from tests.engines.waiting import generated, until_generated
 
 LONG = Sampling(temperature=1.0, max_new_tokens=400, stop_token_ids=())
@@ -175,3 +175,17 @@ async def test_swaps_under_continuous_submission(engine, two_models):
             await engine.resume()
             done = version
     assert engine.versions() == {BASE: swaps}
+
+
+async def test_a_pause_and_the_versions_of_others_leave_prefixes_alone(engine, base, tmp_path):
+    await engine.publish_adapter("ada", 0, save_adapter(tmp_path / "0", base, seed=0))
+    shared = prompt(150)
+    first = await engine.generate(shared, Sampling(1.0, 2, ()), BASE, "first")
+    before = (await engine.stats())["tokens_reused"]
+    await engine.pause()
+    await engine.publish_adapter("ada", 1, save_adapter(tmp_path / "1", base, seed=1))
+    await engine.resume()
+    longer = [*shared, *first.token_ids, 7]
+    result = await engine.generate(longer, Sampling(1.0, 3, ()), BASE, "second")
+    assert (await engine.stats())["tokens_reused"] - before >= 128  # the full blocks of the cache, at the least
+    np.testing.assert_allclose(result.logprobs, teacher_forced(load(base), longer, result.token_ids, 1.0), atol=1e-4)

@@ -1,0 +1,84 @@
+"""The process of a vLLM server: its key, its death, its next life."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from infra.engines.errors import EngineClosed, EngineDidNotStart
+from infra.engines.protocol import BASE, Sampling
+from infra.engines.vllm import VLLMEngine
+from infra.services import processes
+from tests.compute.test_lifeline import wait_until
+from tests.engines.tiny_models import load, prompt, teacher_forced
+from tests.engines.waiting import generated, until_generated
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from infra.compute.lifeline import spawn
+print(spawn(["infra.engines.vllm_child", sys.executable, "-c", "import time; time.sleep(60)"], Path(sys.argv[1])).pid)
+sys.stdout.flush()
+time.sleep(60)
+"""
+
+
+def test_what_runs_as_a_child_is_gone_after_kill_9_of_its_starter(tmp_path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path / "child.log")], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    leader = psutil.Process(int(owner.stdout.readline()))
+    wait_until(leader.children)
+    [server] = leader.children()
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    wait_until(lambda: not server.is_running() and not processes.alive(leader))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_without_the_key_a_server_answers_nothing_but_its_health(vllm_server):
+    routes = ["/pause", "/resume", "/update_weights", "/collective_rpc", "/v1/load_lora_adapter", "/v1/completions"]
+    with httpx.Client(base_url=vllm_server.url, trust_env=False) as client:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {vllm_server.key}"}):
+            assert {client.post(route, headers=headers).status_code for route in routes} == {401}
+            assert {client.get(route, headers=headers).status_code for route in ("/metrics", "/server_info")} == {401}
+        assert client.get("/health").status_code == 200
+    assert vllm_server.key not in " ".join(psutil.Process(vllm_server.pid).cmdline())
+    assert vllm_server.key not in vllm_server.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_a_server_that_is_killed_leaves_what_its_requests_had_and_no_process(vllm_server, base, tmp_path):
+    """The last test of this folder that needs the server, for the next one has to start it again."""
+    engine = VLLMEngine(vllm_server.url, vllm_server.key, model_dir=base, staging=tmp_path / "staging")
+    await engine.start()
+    await engine.update_weights(7, base)
+    since = await generated(engine)
+    flying = [asyncio.ensure_future(engine.generate(prompt(9), Sampling(0.7, 600, ()), BASE, "a")) for _ in range(3)]
+    await until_generated(engine, 90, since)
+    members = processes.family(vllm_server.log.parent, "vllm", None)
+    assert len(members) >= 3 and {os.getpgid(process.pid) for process in members} == {vllm_server.pid}
+    os.killpg(vllm_server.pid, signal.SIGKILL)
+    for error in await asyncio.gather(*flying, return_exceptions=True):
+        assert isinstance(error, EngineClosed) and error.partial is not None
+        had = error.partial
+        assert had.finish_reason == "abort" and 0 < len(had.token_ids) < 600 and had.version_spans == [(0, 7)]
+        np.testing.assert_allclose(had.logprobs, teacher_forced(load(base), prompt(9), had.token_ids, 0.7), atol=1e-4)
+    assert not await engine.health()
+    with pytest.raises(EngineClosed, match="is gone"):
+        await engine.pause()
+    await engine.close()
+    wait_until(lambda: not vllm_server.alive and not processes.family(vllm_server.log.parent, "vllm", None))
+    with pytest.raises(EngineDidNotStart, match="ended before it answered"):
+        vllm_server.wait_ready()
