@@ -19,28 +19,28 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
-from infra.engines.errors import BadRequest, EngineClosed
+from infra.engines.errors import BadRequest, EngineClosed, UnknownPolicy
 from infra.engines.protocol import BASE, Capabilities, Generation, Prefilled, Sampling
 from infra.engines.requests import check_request
 from infra.engines.vllm_facts import Facts
 from infra.engines.vllm_files import BaseModel
 from infra.engines.vllm_flight import Flight
+from infra.engines.vllm_flights import Flights
 from infra.engines.vllm_http import ServerCalls
 from infra.engines.vllm_served import Served, Torn
 from infra.engines.vllm_stats import counters
-from infra.engines.vllm_wire import ABORT, GENERATE, Segment, abort, prefill, read_event, request
+from infra.engines.vllm_wire import GENERATE, Segment, prefill, read_event, request
 from rl.errors import DeadlineExceeded, GenerationFailure, RollmillError
 
 CONTROL_S = 120.0
 HEALTH_S = 10.0
-GRACE_S = 2.0
-"""For the server to end a request that it was told to end; then the connection is closed."""
 VAIN = 3
 """Requests in a row that the server may end unasked and without a token."""
 
@@ -75,13 +75,13 @@ class VLLMEngine:
         self._calls = ServerCalls(url, key, control_s)
         self._model = BaseModel(model_dir)
         self._served = Served(self._calls, self._model, staging, max_adapters, max_rank, base_version)
-        self._flights: set[Flight] = set()
+        self._flights = Flights(self._calls, self._served.nonce)
         self._running, self._base_ready = asyncio.Event(), asyncio.Event()
         self._running.set()
         self._base_ready.set()
         self._swap = asyncio.Lock()
         self._random = random.SystemRandom()
-        self._requests = self._serial = 0
+        self._requests = 0
         self._over: str | None = None
 
     async def start(self) -> None:
@@ -102,41 +102,34 @@ class VLLMEngine:
         self._check(token_ids, sampling)
         flight = Flight(request_id, tenant, list(token_ids), sampling, self.max_length, kv)
         self._requests += 1
-        self._flights.add(flight)
         try:
-            while flight.finish is None:
-                await self._go_on(flight)
+            with self._flights.flying(flight):
+                while flight.finish is None:
+                    await self._go_on(flight)
         except EngineClosed as error:
             error.partial = flight.result("abort")
             raise
-        finally:
-            self._flights.discard(flight)
         return flight.result(flight.finish)
 
     def so_far(self, request_id: str) -> Generation | None:
         """What a request in flight has sampled until now; None for one that is not."""
-        found = (flight.so_far() for flight in self._flights if flight.request_id == request_id)
-        return next(found, None)
+        return self._flights.so_far(request_id)
 
     async def prefill(self, token_ids: Sequence[int], sampling: Sampling, tenant: str, request_id: str) -> Prefilled:
         """Compute a prompt and keep its keys and values until another engine has fetched them (`generate(kv=...)`).
         Raises as `generate`."""
         self._check(token_ids, sampling)
         flight = Flight(request_id, tenant, list(token_ids), sampling, self.max_length, None)
-        self._flights.add(flight)
-        try:
+        answer: dict[str, Any] = {}
+        with self._flights.flying(flight), suppress(TimeoutError):
             async with flight.stoppable():
                 await self._may_start(tenant)
                 model, version, release = self._served.pin(tenant)
                 try:
-                    body = prefill(model, self._wire_id(flight), token_ids, sampling)
+                    body = prefill(model, self._flights.name(flight), token_ids, sampling)
                     answer = orjson.loads(await self._calls.call("POST", GENERATE, body))
                 finally:
                     release()
-        except TimeoutError:
-            answer = {}
-        finally:
-            self._flights.discard(flight)
         if flight.stopped:
             raise GenerationFailure(f"the prefill of request {request_id} was interrupted")
         if not answer.get("kv_transfer_params"):
@@ -154,7 +147,7 @@ class VLLMEngine:
                 flight.version = version
                 try:
                     sampling, kv = flight.rest(self._random), flight.fetchable(version)
-                    body = request(model, self._wire_id(flight), flight.tokens, sampling, kv)
+                    body = request(model, self._flights.name(flight), flight.tokens, sampling, kv)
                     async for line in self._calls.stream(GENERATE, body):
                         read_event(line, segment)
                 finally:
@@ -162,20 +155,26 @@ class VLLMEngine:
                     release()
         except TimeoutError:
             segment.finish = "abort"
+        except UnknownPolicy:
+            if version is None:
+                raise
+            self._over = "it does not know what it was told to serve: it was restarted"
+            raise self._closed() from None
         except GenerationFailure as error:  # a server whose engine has died still says so itself
             if isinstance(error, EngineClosed) or await self.health():
                 raise
             raise EngineClosed(str(error)) from error
         finally:
-            if version is not None:
+            strange = self._served.stranger(segment.labels)
+            if version is not None and strange is None:
                 flight.add(segment, version)
+        if strange is not None:
+            self._over = f"its weights are labelled {strange}: another engine took it over"
+            raise self._closed()
         self._judge(flight, segment)
 
     def _judge(self, flight: Flight, segment: Segment) -> None:
         """Whether the request has ended, and how."""
-        if (label := self._served.stranger(segment.labels)) is not None:
-            self._over = f"its weights are labelled {label}: it was restarted, or another engine took it over"
-            raise self._closed()
         if segment.finish is None:
             raise EngineClosed(f"vLLM at {self._calls.url} ended in the middle of an answer")
         if segment.finish == "abort" and not flight.stopped and not segment.token_ids:
@@ -197,11 +196,6 @@ class VLLMEngine:
             raise self._closed()
         check_request(token_ids, sampling, self._model.vocabulary, self.max_length)
 
-    def _wire_id(self, flight: Flight) -> str:
-        self._serial += 1
-        flight.wire_id = f"{self._served.nonce}-{self._serial}"
-        return flight.wire_id
-
     # -- control -----------------------------------------------------------------------------------------------
 
     async def pause(self, mode: Literal["keep", "abort"] = "keep") -> None:
@@ -209,7 +203,7 @@ class VLLMEngine:
         self._running.clear()
         try:
             if mode == "abort":
-                await self._abort(list(self._flights))
+                await self._flights.abort(lambda flight: True)
             await self._calls.tell("/pause?mode=keep&clear_cache=false")
         except RollmillError:
             self._running.set()
@@ -223,22 +217,9 @@ class VLLMEngine:
         self._running.set()
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        await self._abort([flight for flight in self._flights if flight.request_id in request_ids])
-
-    async def _abort(self, flights: Sequence[Flight]) -> None:
-        for flight in flights:
-            flight.aborted = True
-        await self._interrupt(flights)
-
-    async def _interrupt(self, flights: Iterable[Flight]) -> None:
-        """Have the present requests of these flights end; returns when they have."""
-        chosen = list(flights)
-        names = [flight.wire_id for flight in chosen if flight.wire_id is not None]
-        ends = [flight.stop(0.0 if flight.wire_id is None else GRACE_S) for flight in chosen]
-        if names:
-            await self._calls.call("POST", ABORT, abort(names))
-        if ends:
-            await asyncio.wait(ends, timeout=2 * GRACE_S)
+        """See the protocol. Raises EngineClosed, DeadlineExceeded."""
+        wanted = frozenset(request_ids)
+        await self._flights.abort(lambda flight: flight.request_id in wanted)
 
     # -- versions ----------------------------------------------------------------------------------------------
 
@@ -257,7 +238,7 @@ class VLLMEngine:
         async with self._swap:
             if self.versions().get(tenant) != version:
                 concerned = await self._served.publish(tenant, version, directory)
-                await self._interrupt(flight for flight in self._flights if flight.tenant in concerned)
+                await self._flights.interrupt(lambda flight: flight.tenant in concerned)
 
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises as `prefetch`, and BaseFrozen."""
@@ -268,7 +249,7 @@ class VLLMEngine:
             await self._served.prepare(directory)
             self._base_ready.clear()
             try:
-                await self._interrupt(flight for flight in self._flights if flight.tenant == BASE)
+                await self._flights.interrupt(lambda flight: flight.tenant == BASE)
                 await self._served.replace(version, directory)
                 if self._running.is_set():
                     await self._calls.tell("/resume")
@@ -305,8 +286,7 @@ class VLLMEngine:
         self._over = self._over or "it was closed"
         self._running.set()
         self._base_ready.set()
-        for flight in list(self._flights):
-            flight.stop(0.0)
+        self._flights.cut()
         await self._served.close()
         await self._calls.close()
 

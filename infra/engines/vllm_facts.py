@@ -17,6 +17,8 @@ from infra.engines.vllm_server import BACKEND, spare_slots
 class Facts:
     """Of one server's configuration."""
 
+    name: str
+    """Under which it serves its base model."""
     cpu: bool
     max_length: int
     logprobs_mode: str
@@ -33,6 +35,7 @@ class Facts:
         config = info["vllm_config"]
         model, lora = config["model_config"], config.get("lora_config") or {}
         return cls(
+            name=model["served_model_name"],
             cpu=config["device_config"]["device"].startswith("cpu"),
             max_length=model["max_model_len"],
             logprobs_mode=model["logprobs_mode"],

@@ -113,7 +113,13 @@ def install_cpu(say: Callable[[str], None], torch_index: str | None = None) -> I
             say(f"installing {torch}")
             _run([*pip, "--index-url", torch_index, torch])
         say(f"installing the packages of {LOCK.name}")
-        _run([*pip, "-r", str(LOCK)])
+        try:
+            _run([*pip, "-r", str(LOCK)])
+        except EngineNotInstalled as error:
+            raise EngineNotInstalled(
+                f"{error}; a CPU build of torch comes from the index that PyTorch's install page names for it: "
+                "give it by --torch-index (make: TORCH_INDEX)"
+            ) from error
         _name_it_vllm(Path(_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()))
         install_plugin(Path(python))
         stamp.write_text(fingerprint())

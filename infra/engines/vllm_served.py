@@ -3,8 +3,8 @@
 Invariants
 - Files are verified before the server sees them. A replacement that fails before it began leaves everything as it was;
   one that fails in its middle leaves weights of two versions: Torn, after which nothing may be served.
-- The server labels its base weights with a nonce of this object, so that tokens of a server that was restarted, or that
-  another object took over, are known by their label.
+- The server labels its base weights with a nonce of this object, so that tokens of a server that another object took
+  over are known by their label; one that was restarted knows none of the names which are used here.
 - The caller sees to it that nothing which belongs to the base is in flight while the base is replaced.
 """
 
@@ -23,7 +23,6 @@ from infra.engines.vllm_adapters import Adapter, AdapterTable
 from infra.engines.vllm_facts import Facts
 from infra.engines.vllm_files import BaseModel, warm
 from infra.engines.vllm_http import ServerCalls
-from infra.engines.vllm_server import SERVED
 from rl.errors import GenerationFailure, RollmillError
 
 LEAVE_S = 5.0
@@ -53,7 +52,7 @@ class Served:
         self._calls, self._model, self._max_rank = calls, model, max_rank
         self._root = staging.resolve().parent
         self._adapters = AdapterTable(max_adapters, staging.resolve() / f"adapters-{self.nonce}")
-        self._base_version = base_version
+        self._base_version, self._base_name = base_version, ""
         self._zero: Adapter | None = None
         self._needs_zero = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,7 +60,7 @@ class Served:
     async def take_over(self, facts: Facts) -> None:
         """Make the server this object's own. Raises BadRequest or NoAdapterSlot when it does not fit."""
         facts.check(self._adapters.slots, self._max_rank)
-        self._needs_zero = facts.cpu
+        self._base_name, self._needs_zero = facts.name, facts.cpu
         await self._calls.tell("/init_weight_transfer_engine", {"init_info": {"root": str(self._root)}})
         await self._calls.tell("/update_weight_version", {"new_version": self._label(self._base_version)})
         await self._calls.tell("/reset_prefix_cache?reset_running_requests=true")
@@ -79,7 +78,7 @@ class Served:
             if self._base_version is None:
                 served = ", ".join(repr(t) for t in self.versions()) or "none"
                 raise UnknownPolicy(f"tenant {BASE!r} has no version loaded (served: {served})")
-            return SERVED if self._zero is None else self._zero.name, self._base_version, lambda: None
+            return self._base_name if self._zero is None else self._zero.name, self._base_version, lambda: None
         adapter = self._adapters.hold(tenant)
         return adapter.name, adapter.version, lambda: self._release(adapter)
 

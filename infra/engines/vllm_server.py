@@ -31,8 +31,6 @@ from infra.engines.vllm_install import Installation, find
 from infra.services import processes
 from infra.services.service import HOST, url
 
-SERVED = "base"
-"""Name under which a server knows its base model."""
 BACKEND = "rollmill_files"
 """The plug-in's weight-transfer back end (`plugin/rollmill_vllm`)."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -159,7 +157,8 @@ class VLLMServer:
     def command(self, installation: Installation) -> list[str]:
         """The whole command line."""
         options: dict[str, str | int | float | None] = {
-            "--served-model-name": SERVED,
+            # another one in each life of a server, so that nobody takes a restarted one for what it was before
+            "--served-model-name": f"base-{secrets.token_hex(4)}",
             "--host": HOST,
             "--port": self._port,
             "--dtype": self._dtype,

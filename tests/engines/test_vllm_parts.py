@@ -34,7 +34,7 @@ from infra.engines.vllm_wire import Segment, read_event
 from rl.errors import GenerationFailure
 from tests.engines.tiny_models import save_adapter
 
-GOOD = Facts(False, 640, "processed_logprobs", "vllm", BACKEND, slots=4, max_rank=16)
+GOOD = Facts("base-1", False, 640, "processed_logprobs", "vllm", BACKEND, slots=4, max_rank=16)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from infra.engines.protocol import BASE, Sampling
 from infra.engines.vllm import VLLMEngine
 from infra.services import processes
 from tests.compute.test_lifeline import wait_until
-from tests.engines.tiny_models import load, prompt, teacher_forced
+from tests.engines.tiny_models import load, prompt, save_adapter, teacher_forced
 from tests.engines.waiting import generated, until_generated
 
 OWNER = """
@@ -55,6 +55,40 @@ def test_without_the_key_a_server_answers_nothing_but_its_health(vllm_server):
         assert client.get("/health").status_code == 200
     assert vllm_server.key not in " ".join(psutil.Process(vllm_server.pid).cmdline())
     assert vllm_server.key not in vllm_server.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_a_server_that_changed_hands_or_forgot_is_known_by_its_answer(vllm_server, base, tmp_path):
+    def connect() -> VLLMEngine:
+        return VLLMEngine(
+            vllm_server.url,
+            vllm_server.key,
+            model_dir=base,
+            staging=tmp_path / "staging",
+            max_adapters=1,
+            max_rank=8,
+            base_version=0,
+        )
+
+    first, second, third = connect(), connect(), connect()
+    await first.start()
+    await second.start()
+    with pytest.raises(EngineClosed, match="another engine took it over") as info:
+        await first.generate(prompt(5), Sampling(1.0, 4, ()), BASE, "a")
+    assert info.value.partial is not None and info.value.partial.token_ids == [] and not await first.health()
+    await third.start()
+    await third.publish_adapter("ada", 1, save_adapter(tmp_path / "ada", base, seed=0))
+    await third.generate(prompt(5), Sampling(1.0, 4, ()), "ada", "b")
+    name, _, release = third._served.pin("ada")
+    release()
+    headers = {"Authorization": f"Bearer {vllm_server.key}"}
+    async with httpx.AsyncClient(base_url=vllm_server.url, headers=headers, trust_env=False) as client:
+        (await client.post("/v1/unload_lora_adapter", json={"lora_name": name})).raise_for_status()
+    with pytest.raises(EngineClosed, match="it was restarted"):
+        await third.generate(prompt(5), Sampling(1.0, 4, ()), "ada", "c")
+    for engine in (first, second, third):
+        await engine.close()
 
 
 @pytest.mark.slow
