@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from benchmarks.groups import make_group
 from benchmarks.report import Figure
 from infra.store import schema
-from infra.store.schema import ENCODING, NARROW, WIDE
+from infra.store.schema import ENCODING, WIDE
 
 TOKENS, LOGPROBS = WIDE[:2]
 SPLIT = ENCODING["column_encoding"]
@@ -25,8 +25,8 @@ CANDIDATES: dict[str, Mapping[str, Any]] = {
     "pyarrow's defaults": {},
     "zstd on every column": {**ENCODING, "compression": "zstd"},
     "zstd level 9": {**ENCODING, "compression_level": dict.fromkeys(WIDE, 9)},
-    "snappy": {**ENCODING, "compression": dict.fromkeys(WIDE, "snappy") | dict.fromkeys(NARROW, "none")},
-    "lz4": {**ENCODING, "compression": dict.fromkeys(WIDE, "lz4") | dict.fromkeys(NARROW, "none")},
+    "snappy": {**ENCODING, "compression": dict.fromkeys(WIDE, "snappy")},
+    "lz4": {**ENCODING, "compression": dict.fromkeys(WIDE, "lz4")},
     "tokens in a dictionary": {
         **ENCODING,
         "use_dictionary": [*ENCODING["use_dictionary"], TOKENS],

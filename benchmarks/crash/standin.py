@@ -219,6 +219,6 @@ def restore(store: ObjectStore, prefix: str, ref: StateRef, work: Path) -> bytes
 
 
 def learn(weights: bytes, groups: Sequence[Group]) -> bytes:
-    """The next weights. They depend on every byte of every sample, and on the order."""
+    """The next weights. They depend on every number of every sample, and on the order."""
     return hashlib.sha256(weights + (schema.encode(groups) if groups else b"")).digest()
 

@@ -71,7 +71,6 @@ def test_pandas_reads_it_without_us() -> None:
 def test_encodings_are_as_documented() -> None:
     file = pq.ParquetFile(io.BytesIO(schema.encode([group(3)])))
     chunks = [file.metadata.row_group(0).column(i) for i in range(file.metadata.num_columns)]
-    assert {c.path_in_schema for c in chunks} == {*schema.WIDE, *schema.NARROW}
     assert {c.path_in_schema for c in chunks if c.compression == "ZSTD"} == set(schema.WIDE)
     found = {c.path_in_schema.removesuffix(".list.element"): set(c.encodings) for c in chunks}
     assert "BYTE_STREAM_SPLIT" in found["token_ids"] & found["logprobs"]
