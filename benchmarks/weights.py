@@ -232,7 +232,7 @@ class Side:
                 "name": name,
                 "domains": [{"name": "none", "environment": "none:None"}],
                 "model": {"source": {"type": "pretrained", "path": "none"}},
-                "staleness": {"alpha": alpha},
+                "staleness": {"alpha": alpha, "mode": "six_steps" if alpha else "sync_plus"},
                 "store": {"bucket": store.bucket},
             }
         )

@@ -1,13 +1,16 @@
-"""The training step as a state machine: RollArt's six steps, publishing beside them, and the order for alpha = 0.
+"""The training step as a state machine: RollArt's six steps, publishing beside them, the eager order, and alpha = 0.
 
     alpha >= 1   trainer     GET_BATCH 1 ........... TRAIN 1 -> GET_BATCH 2 ............ TRAIN 2 -> GET_BATCH 3
                  publisher          SUSPEND..RECOMPUTE (0)      COMMIT 1 -> SUSPEND..RECOMPUTE (1) ... COMMIT 2
+    eager        trainer     GET_BATCH 1 ..... TRAIN 1 -> GET_BATCH 2 ........................ TRAIN 2 -> GET_BATCH 3
+                 publisher   SUSPEND.. (0)                COMMIT 1 -> SUSPEND..RECOMPUTE (1)              COMMIT 2 ->
     alpha == 0   SUSPEND -> UPDATE -> RESUME -> RECOMPUTE -> GET_BATCH -> TRAIN -> COMMIT -> (next step)
 
 Under alpha >= 1 the engines receive, after get_batch, the version that the *previous* step made, while this step
 trains: a batch has lag 1 or more. Neither that nor the previous step's COMMIT holds up GET_BATCH and TRAIN: a version
-may still be on its way to the store while the next batch is awaited and trained. Under alpha = 0 the engines are
-brought to the head first and the batch is rolled out under it; there everything is in line.
+may still be on its way to the store while the next batch is awaited and trained. In the eager order they receive it as
+soon as it is committed, so that the rollout of the next groups does not wait for the last ones of this batch. Under
+alpha = 0 the engines are brought to the head first and the batch is rolled out under it; there everything is in line.
 
 Invariants
 - SUSPEND is always followed by RESUME, also when UPDATE fails; RECOMPUTE (the engine's own work on the prefixes in
@@ -42,8 +45,8 @@ _SWAP = (Phase.SUSPEND, Phase.UPDATE, Phase.RESUME, Phase.RECOMPUTE)
 class StepProtocol:
     """Follows the phases of consecutive steps and refuses any other order."""
 
-    def __init__(self, alpha: int):
-        self._alpha = alpha
+    def __init__(self, alpha: int, eager: bool = False):
+        self._alpha, self._eager = alpha, eager
         self._batches = self._trained = self._committed = self._swapped = 0
         self._swap: Phase | None = None
 
@@ -53,7 +56,7 @@ class StepProtocol:
 
     def enter(self, phase: Phase) -> None:
         """Move to `phase`. Raises ProtocolViolation, and changes nothing, when it is not its turn."""
-        if not self._may(phase):
+        if not self.may(phase):
             raise ProtocolViolation(
                 f"phase {phase} under alpha {self._alpha} after {self._batches} batches, {self._trained} trained, "
                 f"{self._committed} committed, {self._swapped} updates of the engines (now in {self._swap or 'none'})"
@@ -77,11 +80,14 @@ class StepProtocol:
             raise ProtocolViolation(f"nothing is suspended: the engines are in {self._swap or 'no swap'}")
         self._swap = None
 
-    def _may(self, phase: Phase) -> bool:
+    def may(self, phase: Phase) -> bool:
+        """Whether it is the turn of `phase`."""
         step = self._batches
         match phase:
             case Phase.GET_BATCH if self._alpha == 0:
                 return self._trained == self._committed == step and self._swapped == step + 1
+            case Phase.GET_BATCH if self._eager:
+                return self._trained == step and self._committed >= step - 1 and self._swapped > 0
             case Phase.GET_BATCH:
                 return self._trained == self._swapped == step and self._committed >= step - 1
             case Phase.TRAIN:
@@ -90,6 +96,8 @@ class StepProtocol:
                 return self._committed < self._trained and self._swapped > self._committed and self._swap is None
             case Phase.SUSPEND if self._alpha == 0:
                 return self._swap is None and self._swapped == self._committed == step
+            case Phase.SUSPEND if self._eager:
+                return self._swap is None and self._swapped == self._committed
             case Phase.SUSPEND:
                 return self._swap is None and self._swapped == step - 1 <= self._committed
             case _:

@@ -35,6 +35,8 @@ class Reason(StrEnum):
     REWARD_ERROR = "reward_error"
     GENERATION_ERROR = "generation_error"
     STAGE_FAILURE = "stage_failure"
+    SURPLUS = "surplus"
+    """More were started than needed, and others finished first (`rl.redundancy`)."""
 
 
 class Mark(StrEnum):

@@ -8,6 +8,8 @@ Invariants
 - What is dropped is dropped by name, and every drop says what becomes of the ordinal.
 - A group without signal (equal rewards) is dropped only together with a batch, or when so many were looked
   at that none can form: a poll that finds too little changes nothing.
+- No step makes a group stale that it could have waited for: no batch forms while one is in flight that only this step
+  may still train. (So no trajectory is preferred for being short. Under alpha 0 what is over stays over.)
 - A problem that was dropped as stale too often is protected: no batch forms while its attempt is in flight and the
   step would make it stale again, and it is admitted whatever else waits. Only if that was of no use is it abandoned.
 - Admission draws, in stream order, what is neither settled nor sealed nor in flight: it owns no cursor.
@@ -62,7 +64,7 @@ class Selection:
     dropped: list[Drop] = field(default_factory=list)
     duplicates: int = 0
     awaited: list[Uid] = field(default_factory=list)
-    """Protected attempts for which the version is held: no batch forms before they are sealed."""
+    """Attempts for which the version is held: no batch forms before they are sealed."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,13 @@ class DropPolicy:
     stale_attempts: int = 3
     failed_attempts: int = 3
     train_equal_rewards: bool = False
+    forgets: bool = False
+    """Whether what a step leaves behind is given up as `surplus` (`rl.redundancy`, first_finished)."""
 
     def drop(self, ledger: Ledger, uid: Uid, reason: Reason) -> Drop:
         """The drop of an open attempt for `reason`, by the budget of its ordinal."""
+        if self.forgets and reason is Reason.STALE:
+            return Drop(uid=str(uid), reason=Reason.SURPLUS, outcome=Outcome.ABANDON)
         if reason is Reason.STALE and self.protected(ledger, uid.ordinal):
             reason = Reason.TOO_LONG
         if reason in (Reason.EQUAL_REWARD, Reason.TOO_LONG):
@@ -104,13 +110,17 @@ def select(
     staleness: StalenessPolicy,
     drops: DropPolicy,
     quotas: Mapping[str, int] | None = None,
+    in_flight: Mapping[Uid, int] | None = None,
 ) -> Selection:
     """The next batch out of the sealed groups, for the step whose base is the ledger's head. `quotas`: groups of
-    each domain among those looked at, as far as they are there; None is plain FIFO."""
+    each domain among those looked at, as far as they are there; None is plain FIFO. `in_flight`: attempts that were
+    started and the version under which, as far as that is known; what is settled or sealed may be among them."""
     candidates = list(candidates)
     judged = _judged(ledger, candidates)
     result = Selection(duplicates=len(candidates) - len(judged))
-    result.awaited = _awaited(ledger, {c.uid for c in judged}, staleness, drops)
+    sealed = {c.uid for c in judged}
+    result.awaited = _awaited(ledger, sealed, staleness, drops)
+    result.awaited += _due(ledger, in_flight or {}, {*sealed, *result.awaited}, staleness)
     eligible: list[Candidate] = []
     for c in judged:
         if c.tombstone is not None:
@@ -118,7 +128,7 @@ def select(
         elif c.rolled_back(ledger):
             result.dropped.append(drops.drop(ledger, c.uid, Reason.ROLLED_BACK))
         elif not staleness.viable(ledger.lag(c.version)):
-            result.dropped.append(_missed(c.uid))
+            result.dropped.append(_missed(c.uid, drops))
         else:
             eligible.append(c)
     if result.awaited:
@@ -137,8 +147,10 @@ def select(
     return result
 
 
-def _missed(uid: Uid) -> Drop:
+def _missed(uid: Uid, drops: DropPolicy) -> Drop:
     """Of a group that was sealed and not trained in time: no sign that its problem takes too long."""
+    if drops.forgets:
+        return Drop(uid=str(uid), reason=Reason.SURPLUS, outcome=Outcome.ABANDON)
     return Drop(uid=str(uid), reason=Reason.STALE, outcome=Outcome.RETRY)
 
 
@@ -150,16 +162,24 @@ def _by_turn(
     quotas: Mapping[str, int] | None,
 ) -> list[Candidate]:
     """Protected ones and those that are due, then those within their domain's quota, then the rest; FIFO in each."""
-    protected = [c for c in eligible if drops.protected(ledger, c.uid.ordinal)]
-    due = [c for c in eligible if c not in protected and ledger.lag(c.version) == staleness.alpha]
+    protected: list[Candidate] = []
+    due: list[Candidate] = []
+    others: list[Candidate] = []
+    for c in eligible:
+        if drops.protected(ledger, c.uid.ordinal):
+            protected.append(c)
+        elif ledger.lag(c.version) == staleness.alpha:
+            due.append(c)
+        else:
+            others.append(c)
     first = [*protected, *due]
+    if quotas is None:
+        return [*first, *others]
     taken = Counter(c.domain for c in first)
     within: list[Candidate] = []
     rest: list[Candidate] = []
-    for c in eligible:
-        if c in first:
-            continue
-        if quotas is None or taken[c.domain] < quotas.get(c.domain, 0):
+    for c in others:
+        if taken[c.domain] < quotas.get(c.domain, 0):
             taken[c.domain] += 1
             within.append(c)
         else:
@@ -177,6 +197,14 @@ def _awaited(
         return (ledger.lag(ledger.granted[uid.ordinal]) or 0) + min(1, staleness.alpha)
 
     return [uid for uid in drops.protected_attempts(ledger) if uid not in sealed and lag(uid) >= staleness.alpha]
+
+
+def _due(ledger: Ledger, in_flight: Mapping[Uid, int], but: Collection[Uid], staleness: StalenessPolicy) -> list[Uid]:
+    """Open attempts in flight that the coming step is the last one to train, in stream order."""
+    if staleness.alpha == 0:
+        return []
+    last = (uid for uid, start in in_flight.items() if ledger.lag(start) == staleness.alpha)
+    return sorted(uid for uid in last if ledger.is_open(uid) and uid not in but)
 
 
 def doomed(
@@ -200,7 +228,7 @@ def doomed(
         elif c.rolled_back(ledger):
             late.append(drops.drop(ledger, c.uid, Reason.ROLLED_BACK))
         elif lag is not None and not staleness.viable(lag + 1):
-            late.append(_missed(c.uid))
+            late.append(_missed(c.uid, drops))
     return late
 
 
@@ -242,7 +270,7 @@ def _judged(ledger: Ledger, candidates: Iterable[Candidate]) -> list[Candidate]:
     """One sealed copy of every open attempt, oldest version first; of copies of one version a whole group
     rather than a tombstone."""
     copies: dict[Uid, Candidate] = {}
-    for c in sorted(candidates, key=lambda c: (c.version, c.uid, c.tombstone is not None)):
+    for c in sorted(candidates, key=lambda c: (c.version, c.uid.ordinal, c.uid.attempt, c.tombstone is not None)):
         if ledger.is_open(c.uid):
             copies.setdefault(c.uid, c)
     return list(copies.values())

@@ -34,7 +34,9 @@ class Sealed:
 
 @runs_on("cpu")
 def admit(run: str, *members: Trajectory) -> Sealed:
-    """Close the group and seal it."""
+    """Close the group and seal it. Where spares were started, members may lack numbers: they are numbered anew."""
+    for number, member in enumerate(sorted(members, key=lambda m: m.member)):
+        member.member = number
     group = Group.of(members)
     receipt = runtime(run).buffer.seal([group], writer=f"g{group.uid.ordinal:010d}", seq=group.uid.attempt)
     return summary(group, receipt.size)

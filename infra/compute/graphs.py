@@ -1,8 +1,10 @@
 """One group's task graph: reset -> interact -> score per member, and admit once the last member is scored.
 
 Invariants
-- One failed or slow member costs itself: it is started again, alone, within its budget; past it the group is
-  given up by name, never scored.
+- One failed or slow member costs itself: a spare takes its place (`rl.redundancy`), or it is started again, alone,
+  within its budget; past it the group is given up by name, never scored.
+- A group is complete with exactly `size` members, those that the redundancy policy chose; the others are cancelled, and
+  `losers` names them, so that their generations can be aborted.
 - Every node carries its hardware class; futures are dropped as soon as their consumer is done, so that the
   loss of a worker re-runs as little as possible.
 - `run` ends within its deadline: with what `admit` returned, or with a named StageFailure.
@@ -10,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from time import monotonic
@@ -22,8 +24,10 @@ from distributed.scheduler import KilledWorker
 
 from rl.errors import StageFailure, StaleTrajectory
 from rl.placement import HardwareClass, placement_of
+from rl.redundancy import RedundancyPolicy
 from rl.trajectory import Problem, Uid
 
+ALONE = RedundancyPolicy()
 ADMIT_PRIORITY = 10
 """Closing a group goes before starting new members on the same workers."""
 
@@ -40,6 +44,10 @@ class Stages:
     interact: Callable
     score: Callable
     admit: Callable
+    together: Callable | None = None
+    """Reset and interact of a whole batch in lockstep: together(run, starts) -> what `pick` takes from."""
+    pick: Callable | None = None
+    """pick(run, played, uid, member) -> trajectory. Raises what that member failed with."""
 
 
 @dataclass(frozen=True)
@@ -72,65 +80,103 @@ class GroupGraph:
         size: int,
         retries: int,
         deadline_s: float,
+        redundancy: RedundancyPolicy = ALONE,
+        played: Future | None = None,
     ):
+        """`played`: what `Stages.together` gives; then the first try of every member is taken from it."""
         self._client, self._placements, self._run = client, placements, run
         self.uid, self.problem, self.version, self.size = uid, problem, version, size
         self._stem = f"{run}/{problem.domain}/{problem.split}/v{version}/{uid}"
         self._retries = retries
         self._deadline_s = deadline_s
         self._end = monotonic() + deadline_s
+        self._redundancy, self._played = redundancy, played
         self._scored: dict[int, Future] = {}
+        """In the order in which they were."""
+        self._failed: set[int] = set()
+        """Those whose place a spare took."""
         self._started: dict[int, tuple[int, Future]] = {}
         self._begun: list[Future] = []
-        self._cancelled = False
+        self._cancelled = self._complete = False
         self._lock = Lock()
+        self.tries = self.failures = 0
+        self.losers: list[tuple[int, int]] = []
+        """(member, retry) of those that ran and were not needed; known when the group is complete."""
+
+    @property
+    def members(self) -> range:
+        """All that are started, spares included."""
+        return range(self.size + self._redundancy.extra_members)
 
     def run(self) -> Any:
         """All members, then admit: the unit `group`."""
-        tries = [(member, 0) for member in range(self.size)]
+        tries = [(member, 0) for member in self.members]
         watched = dict(zip(self._start(*tries), tries, strict=True))
         ready = as_completed(list(watched), loop=self._client.loop, timeout=self._deadline_s)
+        chosen: list[int] | None = None
         try:
             for future in ready:
                 member, retry = watched.pop(future)
                 if future.status == "finished":
-                    self._scored[member] = future
-                    continue
-                again = self._after_failure(future, member, retry)
-                watched[again] = (member, retry + 1)
-                ready.add(again)
+                    if (chosen := self._done(member, future)) is not None:
+                        break
+                elif (again := self._after_failure(future, member, retry)) is not None:
+                    watched[again] = (member, retry + 1)
+                    ready.add(again)
+                elif (chosen := self._choose()) is not None:
+                    break
         except TimeoutError as error:
             raise self._late() from error
         finally:
             if watched:
                 self._client.cancel(list(watched))
-        return self._admit()
+        assert chosen is not None, "a member either is scored, or raises, or a spare is scored"
+        return self._admit(chosen)
 
     def run_member(self, member: int) -> Any | None:
-        """One member, from start to score; the last one of the group admits it and returns the result: the
+        """One member, from start to score; whoever makes the group complete admits it and returns the result: the
         unit `trajectory`."""
         retry = 0
-        future = self._first_try(member)
-        while True:
+        again: Future | None = self._first_try(member)
+        while (future := again) is not None:
             try:
                 future.result(timeout=max(0.0, self._end - monotonic()))
-                break
             except TimeoutError as error:
                 self._client.cancel([future])
                 raise self._late() from error
             except Exception:  # _after_failure raises what is not worth another try
-                future = self._after_failure(future, member, retry)
+                if self._complete:
+                    return None  # it lost
+                again = self._after_failure(future, member, retry)
                 retry += 1
+            else:
+                chosen = self._done(member, future)
+                return None if chosen is None else self._admit(chosen)
+        chosen = self._choose()
+        return None if chosen is None else self._admit(chosen)
+
+    def _done(self, member: int, future: Future) -> list[int] | None:
         with self._lock:
             self._scored[member] = future
-            last = len(self._scored) == self.size
-        return self._admit() if last else None
+        return self._choose()
+
+    def _choose(self) -> list[int] | None:
+        """The members of the group, once it is complete, and only once: from then on the others have lost."""
+        with self._lock:
+            chosen = self._redundancy.chosen(self.size, list(self._scored), self._failed)
+            if chosen is None or self._complete:
+                return None
+            self._complete = True
+            running = {m: s for m, s in self._started.items() if m not in {*chosen, *self._scored, *self._failed}}
+            self.losers = [(member, retry) for member, (retry, _) in running.items()]
+        self._client.cancel([future for _, future in running.values()])
+        return chosen
 
     def _first_try(self, member: int) -> Future:
         """The member's first future; whoever comes first submits the whole group, in one graph."""
         with self._lock:
             if not self._begun:
-                self._begun = self._start(*((m, 0) for m in range(self.size)))
+                self._begun = self._start(*((m, 0) for m in self.members))
             return self._begun[member]
 
     def cancel(self) -> list[tuple[int, int]]:
@@ -145,6 +191,9 @@ class GroupGraph:
         """Submit the chains of these (member, retry) as one graph, which costs half of a submission per node; the
         futures of the inner nodes never exist, so the workers drop what they hold as soon as it was used."""
         stages, run = self._placements.stages, self._run
+        self.tries += len(tries)
+        if self._played is not None and all(retry == 0 for _, retry in tries):
+            return self._take(self._played, [member for member, _ in tries])
         layers: dict[str, dict[tuple[str, str], tuple]] = {"reset": {}, "interact": {}, "score": {}}
         for member, retry in tries:
             stem = f"{self._stem}/{member}/{retry}"
@@ -160,20 +209,41 @@ class GroupGraph:
         self._started.update((member, (retry, future)) for (member, retry), future in zip(tries, futures, strict=True))
         return futures
 
+    def _take(self, played: Future, members: list[int]) -> list[Future]:
+        """The first tries of these members, which are in `played`."""
+        stages = self._placements.stages
+        assert stages.pick is not None
+        futures = []
+        for member in members:
+            stem = f"{self._stem}/{member}/0"
+            where = self._annotations("interact") | {"pure": False}
+            one = self._client.submit(stages.pick, self._run, played, self.uid, member, key=("pick", stem), **where)
+            where = self._annotations("score") | {"pure": False}
+            futures.append(self._client.submit(stages.score, self._run, one, key=("score", stem), **where))
+        self._started.update((member, (0, future)) for member, future in zip(members, futures, strict=True))
+        return futures
+
     def _annotations(self, stage: str) -> dict[str, Any]:
         return {"resources": self._placements.resources(stage, self.problem.domain)}
 
-    def _after_failure(self, future: Future, member: int, retry: int) -> Future:
-        """Start a failed member again, or raise why not."""
+    def _after_failure(self, future: Future, member: int, retry: int) -> Future | None:
+        """Start a failed member again, or let a spare take its place (None), or raise why not."""
         cause = _named(
             future.exception() if future.status == "error" else RuntimeError(f"its task was {future.status}")
         )
-        if self._cancelled or isinstance(cause, StaleTrajectory) or retry >= self._retries:
-            raise cause
-        return self._start((member, retry + 1))[0]
+        with self._lock:
+            self.failures += 1
+            if self._cancelled or isinstance(cause, StaleTrajectory):
+                raise cause
+            if not self._redundancy.hopeless({*self._failed, member}):
+                self._failed.add(member)
+                return None
+            if retry >= self._retries:
+                raise cause
+            return self._start((member, retry + 1))[0]
 
-    def _admit(self) -> Any:
-        members = [self._scored[i] for i in range(self.size)]
+    def _admit(self, chosen: list[int]) -> Any:
+        members = [self._scored[member] for member in chosen]
         future = self._client.submit(
             self._placements.stages.admit,
             self._run,
@@ -193,12 +263,30 @@ class GroupGraph:
             self._scored.clear()
             self._started.clear()
             self._begun.clear()
+            self._played = None
 
     def _late(self) -> StageFailure:
         return StageFailure(
             f"group {self.uid} was not complete after {self._deadline_s:.0f} s ({len(self._scored)} of {self.size} "
             f"members scored); see deadlines.trajectory"
         )
+
+
+def play_together(
+    client: Client, placements: Placements, run: str, starts: Sequence[tuple[Uid, Problem]], size: int, version: int
+) -> Future:
+    """Start the groups of a batch in lockstep, in one task; give its future to their `GroupGraph`s. All domains of the
+    batch go where the first one is placed, for they share one loop."""
+    together = placements.stages.together
+    assert together is not None
+    return client.submit(
+        together,
+        run,
+        [(uid, problem, version, size) for uid, problem in starts],
+        key=("together", f"{run}/v{version}/{starts[0][0]}"),
+        resources=placements.resources("interact", starts[0][1].domain),
+        pure=False,
+    )
 
 
 def _named(cause: BaseException) -> StageFailure:

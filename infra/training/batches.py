@@ -4,8 +4,8 @@
 
 Invariants
 - What can not be trained is settled at once, so that its replacement is admitted while the trainer waits.
-- While a problem that grew too old too often is in flight, the version is held for it (`rl.selection`): for
-  `Limits.hold_s`, and no longer.
+- While a problem that grew too old too often is in flight, or a group that only this step may still train, the version
+  is held for it (`rl.selection`): for `Limits.hold_s`, and no longer.
 - Every group of a batch passed `StalenessPolicy.check`, which raises: selection filters, the check proves.
 - The wait ends: `deadlines.batch` without a single new group is a BatchTimeout that says what was there.
 """
@@ -101,9 +101,12 @@ class Batches:
         drops: DropPolicy,
         stream: ProblemStream,
         limits: Limits,
+        in_flight: Callable[[], Mapping[Uid, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`in_flight`: attempts that were started and the version under which (`infra.store.flights`)."""
+        self._in_flight = in_flight
         self._log, self._buffer, self._staleness, self._drops = log, buffer, staleness, drops
         self._stream, self._limits, self._clock, self._pause = stream, limits, clock, pause
         self._flat_groups = 0
@@ -130,7 +133,7 @@ class Batches:
             if new := {c.uid for c in candidates} - seen:
                 seen |= new
                 last, wait = self._clock(), PAUSE_S[0]
-            selection = select(ledger, candidates, self._staleness, self._drops, self._quotas(ledger))
+            selection = self._select(ledger, candidates)
             if projected is None or selection.batch:
                 self._look_at_flat(selection)
                 selection.dropped += self._give_up_waiting(ledger, selection)
@@ -144,6 +147,14 @@ class Batches:
                 raise BatchTimeout(self._describe(ledger, candidates))
             self._pause(wait)
             wait = min(1.5 * wait, longest)
+
+    def _select(self, ledger: Ledger, candidates: Sequence[Candidate]) -> Selection:
+        """What is in flight is looked at only where a batch could form without it."""
+        quotas = self._quotas(ledger)
+        selection = select(ledger, candidates, self._staleness, self._drops, quotas)
+        if selection.batch and (flying := self._in_flight()):
+            return select(ledger, candidates, self._staleness, self._drops, quotas, flying)
+        return selection
 
     def _take(self, ledger: Ledger, batch: Sequence[Candidate], dropped: Sequence[Drop]) -> Batch:
         assert ledger.head is not None

@@ -3,6 +3,8 @@
     alpha >= 1   get_batch -> train -> publish, beside the next step: commit, prefetch, suspend, update, resume
     alpha == 0   suspend, update, resume -> get_batch -> train -> commit
 
+Whether the update waits for the next batch is the mode's (`rl.modes`, `rl.protocol`).
+
 `Leader` has everything that only rank 0 may touch: log, buffer, publisher. `Feed` is what each rank's trainer sees; it
 carries the leader's batches, and its failures, to the followers as JSON and Parquet.
 
@@ -30,6 +32,7 @@ from infra.compute.lifeline import CRASHED, DONE, FENCED, NAMED
 from infra.store import schema
 from infra.store.buffer import SampleBuffer
 from infra.store.errors import Overtaken
+from infra.store.flights import Flights
 from infra.store.log import CommitLog
 from infra.training import metrics, ranks
 from infra.training.batches import Batch, Batches, Limits
@@ -83,7 +86,16 @@ class Leader:
     ) -> None:
         self._config, self._commits, self._buffer, self._publisher = config, commits, buffer, publisher
         self._replay = deque(replay)
-        self._batches = Batches(commits, buffer, config.policy, config.drops, config.stream, Limits.of(config))
+        self._mode, self._begun = config.mode, False
+        self._batches = Batches(
+            commits,
+            buffer,
+            config.policy,
+            config.drops,
+            config.stream,
+            Limits.of(config),
+            Flights(commits.store, config.prefix).look if config.waits else dict,
+        )
         self._snapshots = Snapshots()
         self._clock = metrics.Clock()
         self._batch: Batch | None = None
@@ -99,11 +111,13 @@ class Leader:
             self._commits.sync()  # Fenced is the truth then: the samples may be deleted already
             return Batch(step.base, step.version, self._buffer.fetch(step), list(step.segments), [], [])
         self._clock = metrics.Clock()
-        if self._config.staleness.alpha == 0:
+        if self._mode.alternates or (self._mode.eager and not self._begun):
             self._publisher.engines(self._clock)
-            self._batch = self._get_batch()
-        else:
-            self._batch = self._get_batch()
+            if self._mode.eager:
+                self._publisher.wait()
+        self._begun = True
+        self._batch = self._get_batch()
+        if not (self._mode.alternates or self._mode.eager):
             self._publisher.engines(self._clock)
         self._publisher.protocol.enter(Phase.TRAIN)
         self._clock.start("train")
@@ -129,7 +143,7 @@ class Leader:
         batch, clock, training = self._batch, self._clock, self._config.training
         assert batch is not None
         clock.stop("train")
-        beside = self._config.staleness.alpha > 0
+        beside = not self._mode.alternates
         with clock.span("stall") if beside else nullcontext():
             self._publisher.wait()
             dropped = [*batch.dropped, *self._batches.late(batch)]

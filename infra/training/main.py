@@ -30,6 +30,7 @@ import torch.distributed as dist
 from infra.compute.lifeline import die_with_parent, last_words
 from infra.compute.scratch import scratch
 from infra.proxy.client import ControlClient
+from infra.proxy.secret import control_key
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
 from infra.store.log import CommitLog
@@ -183,12 +184,12 @@ def _run(
         if plan.steps == 0:
             return
         control = ControlClient(
-            proxy_url, deadline_s=config.deadlines.control, fence=lead.commits.ledger.fence
+            proxy_url, deadline_s=config.deadlines.control, fence=lead.commits.ledger.fence, key=control_key()
         )
         tracker = Tracker.start(config, "trainer")
         stack.callback(tracker.close, config.deadlines.control)
         engines = Engines(control, config.deadlines.control, config.deadlines.start)
-        protocol = StepProtocol(config.staleness.alpha)
+        protocol = StepProtocol(config.staleness.alpha, config.mode.eager)
         publisher = Publisher(config, lead.commits, checkpoints, engines, tracker, protocol)
         stack.enter_context(closing(publisher))
         feed.leader = Leader(config, lead.commits, lead.buffer, publisher, lead.replay)
@@ -213,7 +214,7 @@ def initialise(
     """Commit version 0: the base, or a zero adapter on it (TRL seeds PEFT's initialisation with the run's seed)."""
     snapshot = Snapshots().take(0, trainer.model)
     ref = checkpoints.push(snapshot, trainer.model, commits.state_prefix())
-    commits.append_step(state=ref, weights_sha256=snapshot.sha256, alpha=config.staleness.alpha)
+    commits.append_step(state=ref, weights_sha256=snapshot.sha256, alpha=config.policy.alpha)
     logging.getLogger(__name__).info("version 0 committed")
 
 

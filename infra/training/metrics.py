@@ -11,8 +11,9 @@
     trajectories                                 looked at
     groups, tokens, tokens_per_s                 trained
     {phase}_s, span_{phase}_start, span_{phase}_end   wait, swap, train, push (seconds; epoch seconds); under alpha >= 1
-                                                 swap and push go on beside the others, and there is `stall`: what
-                                                 publishing held up, to copy the weights and for the version before
+                                                 swap and push go on beside the others (in the eager order the swap
+                                                 is that of the version before), and there is `stall`: what publishing
+                                                 held up, to copy the weights and for the version before
     idle                                         share of the step that the trainer waited for a batch
     loss, grad_norm, learning_rate, kl, entropy, clip_fraction, ess, mismatch_kl, ...   see `correction.summary`
 
@@ -64,10 +65,14 @@ class Clock:
         """Seconds of the step, up to now unless it was closed."""
         return (self._end or time.time()) - self._begin
 
-    def figures(self) -> dict[str, float]:
+    def spans(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for phase, (start, end) in sorted(self._spans.items()):
             found |= {f"{phase}_s": end - start, f"span_{phase}_start": start, f"span_{phase}_end": end}
+        return found
+
+    def figures(self) -> dict[str, float]:
+        found = self.spans()
         return found | {"idle": found.get("wait_s", 0.0) / self.whole}
 
 

@@ -2,12 +2,14 @@
 
     trainer    train n | submit n | get_batch n+1 ........ | engines | train n+1 ........ | wait, submit n+1
     publisher          | save n -> push n -> record n -> prefetch n | suspend, update n, resume |
+    (eager)            | save n -> push n -> record n -> prefetch n -> suspend, update n, resume |
 
 A version is a copy in host memory (`infra.training.snapshot`), made in `submit`, which is all that training waits for.
 The publisher is one thread that does one thing after another. The trainer hands it
 
 - `submit`: a version, once the one before is published and the engines have it; until then the trainer waits.
-- `engines`: the next batch is in hand, so the engines may take the newest version as soon as it is committed.
+- `engines`: the next batch is in hand, so the engines may take the newest version as soon as it is committed. In a mode
+  with the eager order (`rl.modes`) they take every version by themselves, and this is called once, at the beginning.
 
 The commit log belongs to one thread at a time: to the publisher from `submit` until the record stands, then to the
 trainer again. Meanwhile the trainer selects its next batch by the `projected` ledger, in which the record stands
@@ -108,6 +110,9 @@ class Publisher:
     ) -> None:
         self._config, self._commits, self._checkpoints = config, commits, checkpoints
         self._engines, self._tracker, self.protocol = engines, tracker, protocol
+        self._mode = config.mode
+        self._last_swap: dict[str, float] = {}
+        """Of the eager order: figures of the swap that followed the last record, for the next one."""
         self._reached: tuple[int, int] | None = None
         self._projected: Ledger | None = None
         self._committed = threading.Event()
@@ -133,10 +138,10 @@ class Publisher:
         """Publish a version. `wait` first: the log is needed to complete it. Under alpha = 0 it is published when
         this returns."""
         prefix = self._commits.state_prefix()
-        self._projected = project(self._commits.ledger, version, prefix, self._config.staleness.alpha)
+        self._projected = project(self._commits.ledger, version, prefix, self._config.policy.alpha)
         self._committed.clear()
         self._do(lambda: self._publish(version, prefix))
-        if self._config.staleness.alpha == 0:
+        if self._mode.alternates:
             self.wait()
 
     def engines(self, clock: metrics.Clock) -> None:
@@ -144,7 +149,7 @@ class Publisher:
         returns. Raises Fenced, or what ended the publisher."""
         head = None if self.projected is not None else self._target(self._commits.sync())
         self._do(lambda: self._swap(head, clock))
-        if self._config.staleness.alpha == 0:
+        if self._mode.alternates:
             self.wait()
 
     def wait(self) -> None:
@@ -191,12 +196,12 @@ class Publisher:
                 done.set_exception(failure)
 
     def _publish(self, version: Version, prefix: str) -> None:
-        batch, clock, alpha = version.batch, version.clock, self._config.staleness.alpha
+        batch, clock, alpha = version.batch, version.clock, self._config.policy.alpha
         with clock.span("push"):
             ref = self._checkpoints.push(version.snapshot, version.model, prefix)
             sha256 = version.snapshot.sha256
         speed = {"tokens_per_s": version.figures["tokens"] / clock.whole}
-        summary = metrics.finite(version.figures | clock.figures() | speed)
+        summary = metrics.finite(version.figures | self._last_swap | clock.figures() | speed)
         if self._stopped:
             return
         step = self._commits.append_step(
@@ -214,13 +219,17 @@ class Publisher:
         log.info("version %d: reward %.3f, lag %.2f", step.version, summary["reward"], summary["lag_mean"])
         self._tracker.log_step(step.version, summary)
         self._tracker.log_version(step.version, ref, summary, step.lsn)
-        if alpha > 0:
+        if not self._mode.alternates:
             self._engines.prefetch(step.version)
+        if self._mode.eager:
+            swap = metrics.Clock()
+            self._swap(None, swap)
+            self._last_swap = swap.spans()
 
     def _target(self, ledger: Ledger) -> tuple[int, int]:
         """The head, and the oldest start version that can still be trained when the engines have it."""
         assert ledger.head is not None
-        ahead = min(1, self._config.staleness.alpha)
+        ahead = self._mode.base_ahead(self._config.staleness.alpha)
         return ledger.head, self._config.policy.oldest_viable(ledger, base_ahead=ahead)
 
     def _swap(self, head: tuple[int, int] | None, clock: metrics.Clock) -> None:

@@ -29,6 +29,7 @@ from rl.config.retention import RetentionSection
 from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
 from rl.config.training import TrainingSection
 from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
+from rl.modes import MODES, Mode
 from rl.placement import HardwareClass, Placement
 from rl.retention import Retention
 from rl.selection import DropPolicy
@@ -114,12 +115,24 @@ class RunConfig(Section):
                 f"training.examine_factor ({self.training.examine_factor}) must be 1 in a deterministic run, "
                 f"for refilling depends on arrival; set it to 1 or deterministic to false"
             )
+        if self.mode.lockstep:
+            self._check_lockstep()
         if self.training.advantage not in BUILT_IN and ":" not in self.training.advantage:
             raise ValueError(
                 f"training.advantage ({self.training.advantage!r}) is none of {', '.join(BUILT_IN)}; "
                 f"name one of them or your own as 'module:attribute'"
             )
         return self
+
+    def _check_lockstep(self) -> None:
+        """A whole batch of environments has to be alive at once, or its first turn would never come."""
+        together = self.policy.buffer_groups * self.training.group_size
+        for domain in self.domains:
+            if domain.concurrency is not None and domain.concurrency < together:
+                raise ValueError(
+                    f"domains[{domain.name}].concurrency ({domain.concurrency}) is below the {together} environments "
+                    f"that staleness.mode sync steps together; leave it away or choose sync_plus"
+                )
 
     @property
     def prefix(self) -> str:
@@ -130,11 +143,27 @@ class RunConfig(Section):
     def policy(self) -> StalenessPolicy:
         t = self.training
         examined = math.ceil(t.groups_per_step * t.examine_factor) if t.dynamic_sampling else t.groups_per_step
-        return StalenessPolicy(self.staleness.alpha, t.groups_per_step, examined, t.steps)
+        examined = self.rollout.redundancy.policy().examined(t.groups_per_step, examined)
+        alpha = self.staleness.alpha
+        return StalenessPolicy(self.mode.bound(alpha), t.groups_per_step, examined, t.steps, admission=alpha)
+
+    @property
+    def mode(self) -> Mode:
+        return MODES[self.staleness.mode]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step waits for what it would make too old."""
+        return self.mode.waits and not self.rollout.redundancy.forgets
 
     @property
     def drops(self) -> DropPolicy:
-        return DropPolicy(self.rollout.stale_attempts, self.rollout.failed_attempts, not self.training.dynamic_sampling)
+        return DropPolicy(
+            self.rollout.stale_attempts,
+            self.rollout.failed_attempts,
+            not self.training.dynamic_sampling,
+            self.rollout.redundancy.forgets,
+        )
 
     @property
     def keeps(self) -> Retention:

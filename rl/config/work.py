@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from rl.config.base import Name, Seconds, Section
 from rl.config.injection import InjectionSection
 from rl.config.rewards import RewardTerm
+from rl.modes import MODES, ModeName, default_mode
+from rl.redundancy import Mode as Redundancy
+from rl.redundancy import RedundancyPolicy
 
 
 class DomainSection(Section):
@@ -87,6 +90,40 @@ class DeadlineSection(Section):
     """Starting a service, a worker or an engine."""
 
 
+class RedundancySection(Section):
+    """More than is needed, so that a step does not wait for what failed or is slow."""
+
+    mode: Literal["replace_failures", "first_finished"] = "replace_failures"
+    """`replace_failures`: a spare counts only in the place of a member that failed. `first_finished`: whatever ends
+    first counts, and the rest is ended and forgotten; quicker, and it prefers short trajectories."""
+    extra_members: Annotated[int, Field(ge=0)] | None = None
+    """Members started beyond the group's size. None chooses it from the failures that were seen; `first_finished`
+    wants a number."""
+    extra_groups: Annotated[int, Field(ge=0)] = 0
+    """Groups looked at beyond `training.groups_per_step`; for `first_finished` only."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.mode == "first_finished" and self.extra_members is None:
+            raise ValueError("extra_members is missing: first_finished prefers the short, so say by how much; set it")
+        if self.mode == "replace_failures" and self.extra_groups:
+            raise ValueError(
+                f"extra_groups ({self.extra_groups}) prefer the groups that end early; set it to 0, or mode to "
+                f"first_finished"
+            )
+        return self
+
+    def policy(self, spares: int = 0) -> RedundancyPolicy:
+        """`spares`: how many the failures that were seen ask for."""
+        extra = spares if self.extra_members is None else self.extra_members
+        return RedundancyPolicy(Redundancy(self.mode), extra, self.extra_groups)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether what was started and not needed is given up for good."""
+        return self.mode == "first_finished"
+
+
 class RolloutSection(Section):
     """Generation and environments."""
 
@@ -107,6 +144,8 @@ class RolloutSection(Section):
     stale_attempts: Annotated[int, Field(ge=1)] = 3
     """Attempts of a problem that grew too old before the trainer waits for the next one (at most
     `deadlines.trajectory`; if that is of no use, the problem is abandoned as `too_long`)."""
+    redundancy: RedundancySection = RedundancySection()
+    """What is started beyond what is needed."""
     max_pending_mb: Annotated[float, Field(gt=0)] = 1024
     """Megabytes of sealed and expected groups that nobody has trained yet, beyond which no more are started. One
     step's groups are always allowed: less would stop the run."""
@@ -119,6 +158,28 @@ class StalenessSection(Section):
 
     alpha: Annotated[int, Field(ge=0, le=16)] = 1
     """Largest lag in versions. 0 is on-policy: rollout and training alternate."""
+    mode: ModeName = "rollart"
+    """How rollout and training relate in time (`rl.modes`). Left away it follows from alpha: `rollart`, or `sync_plus`
+    where alpha is 0. The others are baselines."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        """Either of the two says what the other one is."""
+        if not isinstance(given, dict):
+            return given
+        mode, alpha = given.get("mode"), given.get("alpha")
+        if mode is None and isinstance(alpha, int):
+            return given | {"mode": default_mode(alpha)}
+        if alpha is None and mode in MODES:
+            return given | {"alpha": MODES[mode].alphas[0]}
+        return given
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if why := MODES[self.mode].refuse(self.alpha):
+            raise ValueError(why)
+        return self
 
 
 class EvaluationSection(Section):

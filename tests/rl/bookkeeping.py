@@ -113,6 +113,8 @@ class World:
         self.sealed: list[Candidate] = []
         self.account = Account(policy.alpha)
         self.serving = 0
+        self.flying: dict[Uid, int] = {}
+        """What the rollout side told last of what it has in flight; it may be long outdated."""
 
     def append(self, ledger: Ledger, make: Callable[..., Record], batch: list[Candidate] = (), **fields: Any) -> None:  # type: ignore[assignment]
         """Create the record after those that `ledger` has folded. Raises Fenced when that one exists."""

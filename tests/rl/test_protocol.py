@@ -71,6 +71,29 @@ def test_whatever_the_interleaving(seed: int) -> None:
     assert past.count(COMMIT) > 10, "it never gets stuck"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_interleaving_in_the_eager_order(seed: int) -> None:
+    """Of versions: the engines get each one right after its commit, and no batch waits for that."""
+    draw, protocol, past = random.Random(seed), StepProtocol(1, eager=True), []
+    for _ in range(200):
+        choice = draw.choice(sorted(legal(protocol)))
+        before = {phase: past.count(phase) for phase in Phase}
+        match choice:
+            case Phase.GET_BATCH:
+                assert before[TRAIN] == before[GET] and before[COMMIT] >= before[GET] - 1
+            case Phase.SUSPEND:
+                assert before[COMMIT] == before[Phase.RECOMPUTE], "the engines get every version, once"
+            case Phase.TRAIN:
+                assert before[TRAIN] == before[GET] - 1
+            case Phase.COMMIT:
+                assert before[COMMIT] < before[TRAIN] and before[Phase.RECOMPUTE] == before[COMMIT] + 1
+            case swapping:
+                assert before[SWAP[SWAP.index(swapping) - 1]] == before[swapping] + 1
+        protocol.enter(choice)
+        past.append(choice)
+    assert past.count(COMMIT) > 10, "it never gets stuck"
+
+
 @pytest.mark.parametrize("alpha", [0, 1])
 def test_a_failed_update_starts_the_swap_over_and_only_that(alpha: int) -> None:
     order = [*SWAP, GET, TRAIN, COMMIT] if alpha == 0 else [GET, *SWAP, TRAIN, COMMIT]

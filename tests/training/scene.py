@@ -46,7 +46,8 @@ class NoteTaker:
                 taker.react(name, body)
                 waiting = taker.answers.get(name, [])
                 code = waiting.pop(0) if waiting else 200
-                answer = json.dumps({} if code == 200 else {"error": "told to", "detail": "told to"}).encode()
+                error = {"error": "fenced" if code == 403 else "told to", "detail": "told to"}
+                answer = json.dumps({} if code == 200 else error).encode()
                 self.send_response(code)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from peft import PeftModel
 
 from infra.services.endpoints import S3Endpoint
 from infra.store.directories import pull_directory
+from infra.store.flights import Flights
 from infra.training import setup
 from rl.records import Step
+from rl.trajectory import Uid
 from tests.training.scene import Scene
 from tests.training.small import hash_of, make_group
 
@@ -51,10 +54,10 @@ def test_a_run_from_nothing(scene: Callable[..., Scene], base: Path) -> None:
     assert len(set(hashes(steps))) == 5
     assert [uid for s in steps for uid in s.trained] == [f"{i}.0" for i in range(12)]
     fence = run.log().ledger.fence
-    once = ["suspend", "update", "resume", "prefetch"]
-    assert run.proxy.names == once * 4
+    swap = ["suspend", "update", "resume"]
+    assert run.proxy.names == swap + ["prefetch", *swap] * 4
     updates = [body for name, body in run.proxy.calls if name == "update"]
-    assert updates == [{"fence": fence, "version": v, "oldest_viable": 0} for v in range(4)]
+    assert updates == [{"fence": fence, "version": v, "oldest_viable": 0} for v in range(5)]
     metrics = steps[4].metrics
     assert metrics["lag_max"] == 3 and metrics["trajectories"] == 12
     for name in (
@@ -70,10 +73,37 @@ def test_a_run_from_nothing(scene: Callable[..., Scene], base: Path) -> None:
         "push_s",
     ):
         assert name in metrics
-    assert metrics["span_wait_end"] <= min(metrics["span_swap_start"], metrics["span_train_start"])
+    assert metrics["span_wait_end"] <= metrics["span_train_start"]
     assert metrics["span_train_end"] <= metrics["span_stall_start"] <= metrics["span_push_start"]
     pulled = pull_directory(run.store, run.config.prefix + steps[4].state.prefix, None, run.work / "got")
     assert hash_of(setup.load_model(pulled / "model", "float32")) == steps[4].weights_sha256
+
+
+def test_in_the_six_steps_the_engines_wait_for_the_batch(scene: Callable[..., Scene]) -> None:
+    run = scene(staleness={"alpha": 8, "mode": "six_steps"})
+    run.seal_many(12)
+    assert run.train_here() == 0
+    assert run.proxy.names == ["suspend", "update", "resume", "prefetch"] * 4
+    assert [body["version"] for name, body in run.proxy.calls if name == "update"] == [0, 1, 2, 3]
+    metrics = run.steps()[4].metrics
+    assert metrics["span_wait_end"] <= min(metrics["span_swap_start"], metrics["span_train_start"])
+
+
+def test_a_step_waits_for_what_it_would_make_too_old(scene: Callable[..., Scene]) -> None:
+    """Version 1 is made of what is there; for version 2 the one group that is in flight since version 0 is due."""
+    run = scene(staleness={"alpha": 1}, training={"steps": 2})
+    flights = Flights(run.store, run.config.prefix)
+    flights.tell({Uid(3, 0): 0})
+    run.seal_many(3)
+
+    def roll(name: str, body: dict[str, Any]) -> None:
+        if name == "resume" and run.log().ledger.head == 1:
+            run.seal([make_group(i, 4, version=1) for i in (4, 5, 6)])
+            threading.Timer(0.5, lambda: run.seal([make_group(3, 4, version=0)])).start()
+
+    run.proxy.react = roll
+    assert run.train_here() == 0
+    assert "3.0" in run.steps()[2].trained and not run.log().ledger.dropped_groups
 
 
 def test_alpha_zero_updates_first_and_trains_only_the_head(scene: Callable[..., Scene]) -> None:

@@ -88,7 +88,7 @@ class Stage:
         self.control = Control(run.log)
         self.gate = Gate(run.config, WeightStore(run.store), base, run.work)
         self.engines = Engines(self.control, deadline_s=5)
-        protocol = StepProtocol(run.config.staleness.alpha)
+        protocol = StepProtocol(run.config.staleness.alpha, run.config.mode.eager)
         self.publisher = Publisher(run.config, self.log, self.gate, self.engines, Tracker(), protocol)
         self.model = make_trainer(run.config, base, run.work / "trl", [])[0].model
         self.snapshots = Snapshots()
@@ -123,7 +123,7 @@ def stage(s3: S3Endpoint, base: Path, tmp_path: Path) -> Iterator[Callable[..., 
     made: list[Stage] = []
 
     def make(groups: int = 12, options: dict[str, Any] | None = None, **changes: Any) -> Stage:
-        run = Scene(s3, base, tmp_path, **({"staleness": {"alpha": 4}} | changes))
+        run = Scene(s3, base, tmp_path, **({"staleness": {"alpha": 4, "mode": "six_steps"}} | changes))
         made.append(Stage(run, base, groups, **options or {}))
         return made[-1]
 
