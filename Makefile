@@ -89,7 +89,7 @@ bfcl: .venv/share/rollmill/bfcl
 	@touch $@
 
 # Libraries of environments that do not go together with ours, each in a virtual environment of its own.
-LIBRARIES := $(addprefix .venv/share/rollmill/,gem openenv)
+LIBRARIES := $(addprefix .venv/share/rollmill/,gem openenv verifiers)
 environments: $(LIBRARIES)
 
 $(LIBRARIES): .venv/share/rollmill/%: tests/envs/adapters/%.lock $(STAMP)

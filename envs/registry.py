@@ -34,6 +34,7 @@ BUILT_IN = {
     "shop": "envs.shop:Shop",
     "sokoban": "envs.sokoban:Sokoban",
     "sql_tables": "envs.sql_tables:SqlTables",
+    "verifiers": "envs.adapters.verifiers:Verifiers",
     "word_problems": "envs.word_problems:WordProblems",
 }
 
