@@ -79,6 +79,8 @@ def play(
     section = _section(spec, options)
     problem = Problem(seed, "play", seed, derive_seed("play", seed), _split(split))
 
+    _needs_actions(section)
+
     async def prepared() -> None:
         await _prepared(section)
         await play_by_hand(make_environment(section), problem, max_turns)
@@ -96,6 +98,7 @@ def check(
 ) -> None:
     """Examine an environment: does it keep the promises that training relies on?"""
     section = _section(spec, options)
+    _needs_actions(section)
     findings = asyncio.run(_check(section, max_turns, problems))
     table = Table("", "check", "found", "mend")
     for finding in findings:
@@ -123,6 +126,18 @@ def _split(name: str) -> str:
     if name not in ("train", "heldout"):
         raise ConfigError(f"--split {name!r} is neither train nor heldout")
     return name
+
+
+def _needs_actions(section: DomainSection) -> None:
+    """Raises ConfigError for an environment that takes no actions from outside."""
+    from envs.agents import AgentEnvironment
+    from envs.registry import environment_class
+
+    if issubclass(environment_class(section.environment), AgentEnvironment):
+        raise ConfigError(
+            f"environment {section.environment!r} is an agent, which asks a policy by itself: there is nothing to say "
+            "to it by hand; name it in a configuration, and train or evaluate"
+        )
 
 
 async def _prepared(section: DomainSection) -> None:

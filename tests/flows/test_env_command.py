@@ -80,6 +80,8 @@ def test_a_check_says_what_holds_and_what_does_not() -> None:
         (["play", "calculator", "--set", "largest"], ["--set 'largest'", "option=value"]),
         (["play", "calculator", "--split", "test"], ["--split 'test'", "heldout"]),
         (["play", "tests.envs.test_check:WrongOpening"], ["reset gave", "no list of Messages"]),
+        (["check", "agent"], ["'agent' is an agent", "train or evaluate"]),
+        (["play", "verifiers"], ["'verifiers' is an agent", "train or evaluate"]),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], words: list[str]) -> None:
