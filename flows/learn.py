@@ -21,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.quiet import quiet_failures
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
+from infra.proxy.secret import control_key
 from infra.store.gc import Background, Collector
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
@@ -107,6 +108,7 @@ def _start(client: Client, config: RunConfig, proxy_url: str, config_file: str) 
         run_key(config, dumps(config), proxy_url),
         config_file,
         proxy_url,
+        control_key(),
         resources={where.value: 1},
         pure=False,
         retries=0,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ RESUMABLE = (
     "restarts",
     "engine",
     "rollout.unit",
+    "domains.*.runs_on",
 )
 """Fields that a resumed run may change."""
 
@@ -108,8 +110,9 @@ def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:
         raise RunExists(
             f"run {prefix!r} exists in bucket {config.store.bucket!r}; resume it with --resume, or choose another name"
         )
-    changed = sorted(_differences(stored, json.loads(dumps(config))))
-    fixed = [path for path in changed if not any(path == f or path.startswith(f"{f}.") for f in RESUMABLE)]
+    began = validate(stored, "the run's configuration")  # with what it did not know of at its default
+    changed = sorted(_differences(json.loads(dumps(began)), json.loads(dumps(config))))
+    fixed = [path for path in changed if not any(fnmatch(path, f) or path.startswith(f"{f}.") for f in RESUMABLE)]
     if fixed:
         raise ConfigError(
             f"run {prefix!r} began with other values of {', '.join(fixed)}; a resumed run may change only "
@@ -124,4 +127,7 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
             for key in sorted(a.keys() | b.keys())
             for difference in _differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
         ]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        pairs = zip(a, b, strict=True)
+        return [d for at, (x, y) in enumerate(pairs) for d in _differences(x, y, f"{path}.{at}")]
     return [] if a == b else [path]

@@ -30,6 +30,7 @@ from infra.compute.graphs import GroupGraph, Placements, Stages
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.client import ControlClient, ProxyUnavailable
+from infra.proxy.secret import rollout_key
 from infra.store.buffer import SampleBuffer
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
@@ -70,9 +71,9 @@ class Feeder:
         self._config, self._client = config, client
         self._log = CommitLog(store, config.prefix, writer=f"rollout-{uuid.uuid4().hex[:8]}")
         self._buffer = SampleBuffer(store, config.prefix)
-        self._proxy = ControlClient(proxy_url, deadline_s=config.deadlines.control)
-        self._aborter = ControlClient(proxy_url, deadline_s=ABORT_S)
-        self._run = install(client, config, proxy_url, Home.default().cache)
+        self._proxy = ControlClient(proxy_url, deadline_s=config.deadlines.control, key=rollout_key())
+        self._aborter = ControlClient(proxy_url, deadline_s=ABORT_S, key=rollout_key())
+        self._run = install(client, config, proxy_url, Home.default().cache, rollout_key())
         self._placements = Placements(STAGES, wait_for_slots(client, {HardwareClass.CPU}, config.deadlines.start))
         self._outbox: Queue[Ended] = Queue()
         self._in_flight: dict[Uid, Unit] = {}

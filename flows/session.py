@@ -1,27 +1,28 @@
-"""What a flow holds while a run is live: pools, engine and proxy, and the processes it started.
+"""What a flow holds while a run is live: pools, engines and proxy, and the processes it started.
 
 Invariant: leaving the context announces the stop, ends every process, and closes a local cluster: nothing that
-the session started outlives it.
+the session started outlives it. The keys of a run are made here, anew for each session.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from distributed import Client, Future
+from distributed import Client
 from rich.console import Console
 
+from flows.engine_tasks import EngineTasks
 from flows.evaluation import Evaluation, evaluate
 from flows.home import Home
 from flows.supervise import Part
 from infra.compute.pools import cluster, connect, slots, wait_for_slots
 from infra.compute.signals import wanted
-from infra.engines.errors import EngineClosed
+from infra.proxy.auth import Keys
 from infra.proxy.client import ControlClient
+from infra.proxy.secret import CONTROL_KEY, ROLLOUT_KEY
 from infra.services.processes import free_port
 from infra.store.log import CommitLog
 from rl.config.load import dumps
@@ -34,7 +35,6 @@ from tasks.interact import interact
 from tasks.reset import reset
 from tasks.runtime import install, uninstall
 from tasks.score import score
-from tasks.serve import serve_engine
 from tasks.step import train_process
 
 PERIOD_S = 0.2
@@ -49,12 +49,12 @@ class Session:
         self.config, self.log, self.client, self.address, self.console = config, log, client, address, console
         self.work_dir: Path = Home.default().run(config)
         self.proxy_url = f"http://127.0.0.1:{free_port(set())}"
-        self.key = install(client, config, self.proxy_url, Home.default().cache)
+        self.keys = Keys.random()
+        self.key = install(client, config, self.proxy_url, Home.default().cache, self.keys.rollout)
         self.config_file = self._write_config()
-        self.proxy = ControlClient(self.proxy_url, deadline_s=config.deadlines.control)
-        self._engine_restarts = config.restarts.engine
+        self.proxy = ControlClient(self.proxy_url, deadline_s=config.deadlines.control, key=self.keys.control)
         self._parts: list[Part] = []
-        self._engine: Future | None = None
+        self._engines = EngineTasks(client, config, self.key, self.proxy_url, self.work_dir, self.keys, console)
 
     def _write_config(self) -> Path:
         """The resolved configuration as a file of this session, for its processes: complete or absent."""
@@ -68,42 +68,31 @@ class Session:
     def start(self, name: str, restarts: int) -> Part:
         """The flow `flows.{name}` as a process of its own."""
         module = [f"flows.{name}", str(self.config_file), self.address, self.proxy_url]
-        part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts)
+        given = {ROLLOUT_KEY: self.keys.rollout} if name == "rollout" else {CONTROL_KEY: self.keys.control}
+        part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts, given)
         self._parts.append(part)
         return part
 
     def start_engine(self) -> None:
-        """The engine with its proxy; it serves as soon as the log names a version."""
-        where = HardwareClass(self.config.engine.hardware)
-        port = int(self.proxy_url.rsplit(":", 1)[1])
-        self._engine = self.client.submit(
-            serve_engine,
-            self.key,
-            dumps(self.config),
-            "127.0.0.1",
-            port,
-            str(self.work_dir),
-            resources={where.value: 1},
-            pure=False,
-            key=f"serve-{uuid.uuid4().hex[:8]}",
-        )
+        """The proxy with its engines; it serves as soon as the log names a version."""
+        self._engines.start()
 
     def wait_until_serving(self, meanwhile: Callable[[], None] = lambda: None) -> int:
         """Until the engine serves a version; that version. Raises DeadlineExceeded, or what ended the engine."""
-        deadline_s = self.config.deadlines.start
+        deadline_s = self._engines.start_s
         end = monotonic() + deadline_s
         while True:
             meanwhile()
             self.check_engine()
             try:
-                serving = self.proxy.status(deadline_s=1.0).serving
-                if serving is not None:
-                    return serving
-                missing = "no version was committed"
+                status = self.proxy.status(deadline_s=1.0)
+                if status.serving is not None and status.engine.get("ready", 1):
+                    return status.serving
+                missing = "no version was committed" if status.serving is None else "no engine is ready"
             except RollmillError as error:
                 missing = str(error)
             if monotonic() > end:
-                raise DeadlineExceeded(f"nothing is served within deadlines.start ({deadline_s:g} s): {missing}")
+                raise DeadlineExceeded(f"nothing is served within {deadline_s:g} s (deadlines.start): {missing}")
             sleep(PERIOD_S)
 
     def serve(self, version: int) -> None:
@@ -111,7 +100,8 @@ class Session:
         if self.proxy.status().serving == version:
             return
         fence = self.log.sync().fence
-        control = ControlClient(self.proxy_url, deadline_s=self.config.deadlines.control, fence=fence)
+        seconds, key = self.config.deadlines.control, self.keys.control
+        control = ControlClient(self.proxy_url, deadline_s=seconds, fence=fence, key=key)
         control.suspend()
         try:
             control.update(version, oldest_viable=version)
@@ -119,18 +109,9 @@ class Session:
             control.resume()
 
     def check_engine(self) -> None:
-        """Start the engine again, within its budget, if it or its worker died. Raises what else ended it."""
-        if self._engine is None or not self._engine.done():
-            return
-        cause = self._engine.exception() or RollmillError("it ended before the run did")
-        named = isinstance(cause, RollmillError) and not isinstance(cause, EngineClosed)
-        if named or self._engine_restarts == 0:
-            raise RollmillError(f"engine: {cause}")
-        self._engine_restarts -= 1
-        self.console.print(
-            f"engine died ({cause}): started again, {self._engine_restarts} restarts left", highlight=False
-        )
-        self.start_engine()
+        """Start the proxy again, within its budget, if it or its worker died. Raises what else ended it, or the last
+        engine."""
+        self._engines.check()
 
     def evaluate(self, version: int) -> list[Evaluation]:
         """Held-out evaluation of the version that is served."""
@@ -143,9 +124,7 @@ class Session:
         """End what the session started; the engine does so by itself, for its lease is over."""
         for part in self._parts:
             part.stop()
-        with suppress(Exception):  # its failure was told by check_engine, or no longer matters
-            if self._engine is not None:
-                self._engine.result(timeout=STOP_S)
+        self._engines.wait(STOP_S)
         uninstall(self.client, self.key)
 
 
@@ -166,12 +145,15 @@ def open_session(config: RunConfig, log: CommitLog, console: Console) -> Iterato
 
 def check_placement(config: RunConfig, client: Client) -> None:
     """Every class has workers and every stage a class. Raises DeadlineExceeded, PlacementError."""
-    needed = {placement_of(stage).preferred() for stage in STAGES} | {HardwareClass(config.engine.hardware)}
+    engines = {HardwareClass(name): count for name, count in config.engine.counts.items() if count}
+    needed = {placement_of(stage).preferred() for stage in STAGES} | set(engines)
     wait_for_slots(client, needed - {HardwareClass.LAMBDA}, config.deadlines.start)
     found = slots(client)
     preflight(STAGES, [d.name for d in config.domains], found)
-    engine = HardwareClass(config.engine.hardware)
-    if engine is HardwareClass.COMPUTE_GPU and found[engine] < 2:
-        raise PlacementError(
-            "pools: one compute_gpu slot for the trainer and the engine; add one, or set engine.hardware"
-        )
+    for name, count in engines.items():
+        wanted = count + (name is HardwareClass.COMPUTE_GPU)
+        if found[name] < wanted:
+            raise PlacementError(
+                f"pools: {found[name]:g} slots of {name} for {count} engines{' and the trainer' * (wanted > count)}; "
+                f"add workers, or ask for fewer in engine.instances"
+            )

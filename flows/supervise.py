@@ -5,7 +5,7 @@ Invariant: a part that ended with a named error (exit code 4) is not started aga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -26,9 +26,12 @@ class PartFailed(RollmillError):
 class Part:
     """A supervised process, `python -m module...`."""
 
-    def __init__(self, name: str, module: Sequence[str], log: Path, restarts: int):
+    def __init__(
+        self, name: str, module: Sequence[str], log: Path, restarts: int, environment: Mapping[str, str] | None = None
+    ):
         self.name, self._module, self.log, self._left = name, module, log, restarts
-        self.process = spawn(module, log)
+        self._environment = environment
+        self.process = spawn(module, log, environment)
 
     @property
     def done(self) -> bool:
@@ -50,7 +53,7 @@ class Part:
         console.print(f"{self.name} died (code {code}): started again, {self._left} restarts left", highlight=False)
         self.stop()
         sleep(PAUSE_S)
-        self.process = spawn(self._module, self.log)
+        self.process = spawn(self._module, self.log, self._environment)
 
     def finish(self, console: Console, deadline_s: float) -> None:
         """Wait for its natural end, starting it again if it dies on the way. Raises DeadlineExceeded, PartFailed."""

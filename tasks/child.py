@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -28,12 +28,18 @@ class Crashed(ProcessFailed):
     """It ended without naming a reason (killed, out of memory): worth another start."""
 
 
-def supervise(run: str, module: Sequence[str], log: Path, threads: int) -> None:
+class Unwanted(Crashed):
+    """It was ended, because the run is no longer wanted."""
+
+
+def supervise(
+    run: str, module: Sequence[str], log: Path, threads: int, environment: Mapping[str, str] | None = None
+) -> None:
     """Run `python -m module...` to its end, its output appended to `log`. Raises Fenced, ProcessFailed, Crashed
-    (also when it was ended because the run is no longer wanted)."""
+    (Unwanted when it was ended because the run is no longer wanted)."""
     ended = Event()
     with follow(run, ended, get_worker().scheduler.address):
-        child = spawn(module, log, {"OMP_NUM_THREADS": str(threads)})
+        child = spawn(module, log, {"OMP_NUM_THREADS": str(threads), **(environment or {})})
         try:
             while child.poll() is None and not ended.wait(PERIOD_S):
                 pass
@@ -41,7 +47,7 @@ def supervise(run: str, module: Sequence[str], log: Path, threads: int) -> None:
             told_to_stop = child.poll() is None
             code = stop(child)
     if told_to_stop:
-        raise Crashed(f"{module[0]} was ended: nobody renews the lease of {run}")
+        raise Unwanted(f"{module[0]} was ended: nobody renews the lease of {run}")
     if code == FENCED:
         raise Fenced(reason(log))
     if code == NAMED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -35,9 +35,9 @@ TOKENIZER_FILES = ("*.json", "*.jinja")
 class Runtime:
     """One run in one worker process."""
 
-    def __init__(self, config: RunConfig, proxy_url: str, cache: Path):
+    def __init__(self, config: RunConfig, proxy_url: str, cache: Path, key: str | None = None):
         self.config = config
-        self.proxy = ProxyClient(proxy_url)
+        self.proxy = ProxyClient(proxy_url, key)
         self.environments = EnvironmentManager(config)
         self.rewards = RewardScorer(config, cache / "functions")
         self._cache = cache
@@ -73,11 +73,12 @@ def run_key(config: RunConfig, config_json: str, proxy_url: str) -> str:
     return f"{config.tenant}/{config.name}@{digest}"
 
 
-def install(client: Client, config: RunConfig, proxy_url: str, cache: Path) -> str:
-    """Install the run on every worker of the cluster, present and future; its run key. Idempotent."""
+def install(client: Client, config: RunConfig, proxy_url: str, cache: Path, secret: str | None = None) -> str:
+    """Install the run on every worker of the cluster, present and future; its run key. Idempotent. `secret` is the
+    key of the role `rollout`."""
     text = dumps(config)
     key = run_key(config, text, proxy_url)
-    client.register_plugin(RunPlugin(key, text, proxy_url, str(cache)))
+    client.register_plugin(RunPlugin(key, text, proxy_url, str(cache), secret))
     return key
 
 
@@ -100,6 +101,8 @@ class RunPlugin(WorkerPlugin):
     config_json: str
     proxy_url: str
     cache: str
+    secret: str | None = field(default=None, repr=False)
+    """Key of the role `rollout`."""
 
     idempotent = True
     """Installing again, from a restarted flow, must not close the environments of what is in flight."""
@@ -109,7 +112,7 @@ class RunPlugin(WorkerPlugin):
         return _plugin_name(self.run)
 
     def setup(self, worker: Worker) -> None:
-        made = Runtime(loads(self.config_json), self.proxy_url, Path(self.cache))
+        made = Runtime(loads(self.config_json), self.proxy_url, Path(self.cache), self.secret)
         _RUNTIMES[self.run] = made
         from tasks.interact import interact  # imports this module
 

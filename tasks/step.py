@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infra.proxy.secret import CONTROL_KEY
 from rl.config.load import loads
 from rl.placement import runs_on
 from tasks.child import supervise
 
 
 @runs_on("compute_gpu")
-def train_process(run: str, config_file: str, proxy_url: str) -> None:
-    """Run the trainer until the run's steps are done. Raises Fenced, ProcessFailed, Crashed."""
+def train_process(run: str, config_file: str, proxy_url: str, key: str | None = None) -> None:
+    """Run the trainer until the run's steps are done; `key` is that of the role `control`. Raises Fenced,
+    ProcessFailed, Crashed."""
     path = Path(config_file)
     module = ["infra.training.main", config_file, "--proxy-url", proxy_url]
-    supervise(run, module, path.parent / "logs" / "trainer.log", loads(path.read_text()).training.threads)
+    threads = loads(path.read_text()).training.threads
+    supervise(run, module, path.parent / "logs" / "trainer.log", threads, {} if key is None else {CONTROL_KEY: key})

@@ -56,7 +56,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
 async def test_a_split_turn_is_that_of_one_engine_and_outlives_its_peer(servers):
     model, started = servers
     router = Router(Placement({}, DECODE), prefill_heavy=32.0, split=Split(PREFILL, DECODE, 40))
-    fleet = Fleet(router, control_s=60.0, max_waiting=100)
+    fleet = Fleet(router, control_s=60.0, max_waiting=100, lease_s=3600.0)  # they do not report
     await fleet.update_weights(0, model)
     try:
         for where, server in started.items():
