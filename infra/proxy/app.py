@@ -1,6 +1,6 @@
 """The HTTP face of the proxy: Starlette routes over `control.Proxy`, one family a file.
 
-    native.py           POST /generate, /trajectories/{id}/abort
+    native.py           POST /generate (in front of Starlette), /trajectories/{id}/abort
     steering.py         POST /control/suspend|prefetch|update|resume
     session_routes.py   POST /sessions, GET and DELETE /sessions/{id}
     chat.py             POST /v1/chat/completions
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infra.chat import ChatCodec
 from infra.proxy import chat, completions, native, session_routes, steering
@@ -52,8 +54,24 @@ def make_app(proxy: Proxy, keys: Keys | None = None, codec: Callable[[], ChatCod
     ]
     if sessions is not None:
         routes += [*session_routes.routes(sessions), *chat.routes(sessions), *completions.routes(sessions)]
-    guards = []
-    if keys is not None:
-        known = sessions
-        guards.append(Middleware(Guard, keys, lambda token: known is not None and known.of_token(token) is not None))
-    return Starlette(routes=routes, middleware=guards)
+    generate = native.Generate(proxy)
+    if keys is None:
+        return App(generate, routes=routes)
+
+    def is_session(token: str) -> bool:
+        return sessions is not None and sessions.of_token(token) is not None
+
+    guard = Middleware(Guard, keys, is_session)
+    return App(Guard(generate, keys, is_session), routes=routes, middleware=[guard])
+
+
+class App(Starlette):
+    """With a way of its own for `generate`, the one route that is called all the time."""
+
+    def __init__(self, generate: ASGIApp, **options: Any):
+        super().__init__(**options)
+        self._generate = generate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hot = scope["type"] == "http" and scope["path"] == native.GENERATE and scope["method"] == "POST"
+        await (self._generate if hot else super().__call__)(scope, receive, send)

@@ -21,7 +21,7 @@ import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Engine, Generation, Sampling
@@ -61,12 +61,13 @@ class Flight:
     """One request in flight."""
 
     body: GenerateBody
-    task: asyncio.Task[Generation] | None = None
+    task: asyncio.Task[Any]
+    """The one that waits for it."""
     refusal: Refused | None = None
 
     def end(self, refusal: Refused) -> None:
-        self.refusal = refusal
-        if self.task is not None:
+        if self.refusal is None:
+            self.refusal = refusal
             self.task.cancel()
 
 
@@ -117,20 +118,21 @@ class Proxy:
         self._check(body)
         if (earlier := self._flights.get(body.request)) is not None:
             earlier.end(Refused("cancelled", f"request {body.request} was sent again"))
-        flight = self._flights[body.request] = Flight(body)
-        flight.task = asyncio.ensure_future(self._run(body))
+        task = asyncio.current_task()
+        assert task is not None
+        flight = self._flights[body.request] = Flight(body, task)
         try:
             async with asyncio.timeout(self.config.deadlines.generate):
-                return await flight.task
+                return await self._run(body)
         except asyncio.CancelledError:
             if flight.refusal is None:
                 raise
+            task.uncancel()
             raise flight.refusal from None
         except TimeoutError:
             seconds = self.config.deadlines.generate
             raise Refused("unavailable", f"no result within deadlines.generate ({seconds:g} s)") from None
         finally:
-            flight.task.cancel()
             if self._flights.get(body.request) is flight:
                 del self._flights[body.request]
 
