@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.judge import chat_client
+from infra.engines.protocol import BASE
+from infra.judge import chat_client, policy_client
+from infra.proxy.client import ProxyClient
 from infra.serverless.bundle import Bundle, Function
 from infra.serverless.client import FunctionClient, lambda_client
 from infra.serverless.errors import ServerlessError
 from infra.serverless.host import PREFIX, LocalHost
 from infra.store import clients
 from infra.store.objects import ObjectStore
-from rewards.protocol import TrajectoryView
+from rewards.protocol import Ask, TrajectoryView
 from rewards.registry import checked, reward_function, score, score_here
 from rl.config.rewards import LambdaFunctions, LocalFunctions
 from rl.config.run import RunConfig
@@ -54,19 +56,32 @@ class RewardScorer:
         self._lock = threading.Lock()
         self._host: LocalHost | None = None
         self._client: FunctionClient | None = None
-        self._ask = chat_client(config.judge) if config.judge is not None else None
+        judge = config.judge
+        self._judge = chat_client(judge) if judge is not None and judge.base_url is not None else None
 
-    def score(self, domain: DomainSection, view: TrajectoryView) -> dict[str, float]:
-        """The named parts of the reward. Raises RewardFailure, ConfigError."""
-        return score(domain, view, self._score_term)
+    def score(
+        self, domain: DomainSection, view: TrajectoryView, proxy: ProxyClient | None = None
+    ) -> dict[str, float]:
+        """The named parts of the reward; `proxy` leads to the policy, where that is the judge. Raises RewardFailure,
+        ConfigError."""
+        ask = self._ask(proxy)
+        return score(domain, view, lambda name, shown, options: self._score_term(name, shown, options, ask))
 
-    def _score_term(self, name: str, view: TrajectoryView, options: Mapping[str, Any]) -> dict[str, float]:
+    def _ask(self, proxy: ProxyClient | None) -> Ask | None:
+        config = self.config
+        if config.judge is None or config.judge.base_url is not None or proxy is None:
+            return self._judge
+        return policy_client(config.judge, proxy, config.tenant if config.model.lora else BASE)
+
+    def _score_term(
+        self, name: str, view: TrajectoryView, options: Mapping[str, Any], ask: Ask | None = None
+    ) -> dict[str, float]:
         if self.config.serverless is not None and serverless_of(reward_function(name)) is not None:
             outcome = self.score_batch(name, [view], options)[0]
             if isinstance(outcome, RewardFailure):
                 raise outcome
             return outcome
-        return score_here(name, view, options, self._ask)
+        return score_here(name, view, options, ask)
 
     def score_batch(
         self, name: str, views: Sequence[TrajectoryView], options: Mapping[str, Any]

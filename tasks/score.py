@@ -32,7 +32,7 @@ async def score(run: str, trajectory: Trajectory) -> Trajectory:
     section, seconds = here.config.domain(trajectory.problem.domain), here.config.deadlines.score
     view = TrajectoryView.of(trajectory)
     try:
-        scoring = in_daemon(lambda: here.rewards.score(section, view), "reward")
+        scoring = in_daemon(lambda: here.rewards.score(section, view, here.proxy), "reward")
         trajectory.rewards = await asyncio.wait_for(scoring, seconds)
     except TimeoutError as error:
         raise RewardFailure(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from rl.config.base import Name, Section
 
@@ -48,13 +48,24 @@ class LambdaFunctions(Section):
 
 
 class JudgeSection(Section):
-    """The model that a `judge` reward asks: any endpoint that speaks OpenAI's chat completions."""
+    """The model that a `judge` reward asks: any endpoint that speaks OpenAI's chat completions, or the run's own
+    policy."""
 
-    base_url: Annotated[str, Field(pattern=r"^https?://.+")]
-    """Up to and without `/chat/completions`, such as http://127.0.0.1:8000/v1."""
-    model: str
-    """Its name there."""
+    base_url: Annotated[str, Field(pattern=r"^https?://.+")] | None = None
+    """Up to and without `/chat/completions`, such as http://127.0.0.1:8000/v1. None asks the policy itself, the
+    version that is served, through the run's proxy: it learns to please itself, so give it a rubric that it can not
+    bend."""
+    model: str | None = None
+    """Its name at `base_url`."""
     api_key_variable: str | None = None
-    """The environment variable that holds the key; None sends none."""
+    """The environment variable that holds the key for `base_url`; None sends none."""
     max_tokens: Annotated[int, Field(ge=1)] = 512
     """Of one verdict."""
+
+    @model_validator(mode="after")
+    def _check_endpoint(self) -> Self:
+        if self.base_url is not None and self.model is None:
+            raise ValueError("model is missing: the judge at base_url has a name there")
+        if self.base_url is None and (self.model, self.api_key_variable) != (None, None):
+            raise ValueError("base_url is missing: without it the policy itself is asked, and needs no name and no key")
+        return self

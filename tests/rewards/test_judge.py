@@ -122,3 +122,10 @@ def test_nobody_there_is_a_named_error_within_the_deadline() -> None:
     ask = chat_client(section("http://127.0.0.1:9/v1"), deadline_s=0.2, pause_s=0.05)
     with pytest.raises(DeadlineExceeded, match=r"no reply from .* within 0\.2 s"):
         ask([Message("user", "q")])
+
+
+def test_a_judge_is_named_where_it_is_elsewhere_and_only_there() -> None:
+    with pytest.raises(ValueError, match="model is missing"):
+        JudgeSection(base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(ValueError, match="base_url is missing"):
+        JudgeSection(model="m")
