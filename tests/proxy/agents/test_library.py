@@ -30,7 +30,8 @@ TOOL = {
     },
 }
 """As the library describes the function."""
-LESSON = Lesson([[Said("system", "Use the tool."), Said("user", QUESTION)], [Said("tool", "5")]], [CALL, ANSWER], [TOOL])
+ASKED = [Said("system", "Use the tool."), Said("user", QUESTION)]
+LESSON = Lesson([ASKED, [Said("tool", "5")]], [CALL, ANSWER], [TOOL])
 
 
 async def test_an_agent_of_openai_agents_is_recorded_without_drift(tmp_path: Path) -> None:
