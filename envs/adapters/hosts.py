@@ -58,6 +58,7 @@ class Host:
         self._numbers = count()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._retiring: asyncio.TimerHandle | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed when it ended
         self._ready = self._loop.create_future()
         self._living = self._loop.create_task(self._live(python, first))
@@ -94,7 +95,7 @@ class Host:
     def retire(self) -> None:
         """Let the process end; the next episode gets a new one."""
         self._forget()
-        if self._ready.done() and self._process.stdin is not None:
+        if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     async def ended(self) -> None:
@@ -102,12 +103,13 @@ class Host:
         await asyncio.shield(self._living)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Of its process, once there is one."""
+        return self._process.pid if self._process is not None else None
 
     def _say(self, request: Mapping[str, Any]) -> None:
-        if self._ready.done() and not self._living.done():
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+        if self._ready.done() and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     async def _live(self, python: str, first: Mapping[str, Any]) -> None:
         """From the start of the process to its end."""
