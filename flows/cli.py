@@ -69,7 +69,8 @@ def train(
         console.print(
             f"{settled.tenant}/{settled.name}: fine. {settled.training.steps} steps of "
             f"{policy.groups_per_step} groups of "
-            f"{settled.training.group_size}, alpha {policy.alpha}, at most {policy.buffer_groups} groups unsettled.",
+            f"{settled.training.group_size}, {settled.staleness.mode} with alpha {policy.admission}, at most "
+            f"{policy.buffer_groups} groups unsettled.",
             highlight=False,
         )
         return

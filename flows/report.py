@@ -16,6 +16,7 @@ from flows.evaluation import load_all
 from infra.store.buffer import SampleBuffer
 from infra.store.objects import ObjectStore
 from infra.store.reader import LogReader
+from infra.tracking.page import timeline_page
 from infra.tracking.plots import Lane, idle_ratio, reward_curve, timeline, versions_table
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
@@ -33,22 +34,27 @@ class Report:
     table: str
     reward_png: Path
     timeline_png: Path
+    timeline_html: Path
     json_path: Path
 
 
 def write_report(
     config: RunConfig, store: ObjectStore, directory: Path, name: str, wall_s: float | None = None
 ) -> Report:
-    """Read the run from the store and write `reward.png`, `timeline.png` and `report.json` into `directory`."""
+    """Read the run from the store and write `reward.png`, `timeline.png`, `timeline.html` and `report.json` into
+    `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     records = records_of(config, store)
     steps = [r for r in records if isinstance(r, Step)]
     evaluations = load_all(config, store)
     figures = _figures(config, steps, evaluations, wall_s)
-    reward_png, timeline_png, json_path = (directory / f for f in ("reward.png", "timeline.png", "report.json"))
+    reward_png, timeline_png, timeline_html, json_path = (
+        directory / f for f in ("reward.png", "timeline.png", "timeline.html", "report.json")
+    )
     reward_curve(steps, [(e.version, e.domain, e.reward) for e in evaluations], reward_png)
     lanes = _lanes(config, store, steps)
     timeline(lanes, timeline_png)
+    timeline_page(lanes, f"{config.tenant}/{config.name}, {config.staleness.mode}", timeline_html)
     figures |= _idle(lanes)
     payload = {
         "benchmark": name,
@@ -58,7 +64,7 @@ def write_report(
         "seed": config.seed,
     }
     json_path.write_text(json.dumps(payload, indent=2))
-    return Report(figures, versions_table(records), reward_png, timeline_png, json_path)
+    return Report(figures, versions_table(records), reward_png, timeline_png, timeline_html, json_path)
 
 
 def _figures(config: RunConfig, steps: list[Step], evaluations: list[Any], wall_s: float | None) -> dict[str, float]:

@@ -4,6 +4,8 @@ Invariants
 - What is admitted is a pure function of the log, the sealed segments and the version that the engines serve
   (`rl.selection.admissible`): this process owns no cursor, and may be killed and started again at any moment.
 - It shares nothing with the training side but the store and the proxy.
+- What is started is told in the store before it starts (`infra.store.flights`), where steps wait for it.
+- What lost against a spare is ended: its generation is aborted, so that its environment closes.
 - A group that fails ends as a tombstone with its reason; a run of failures past its budget ends the flow by name.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Queue
@@ -26,12 +29,13 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.home import Home
 from flows.quiet import quiet_failures
 from flows.units import Ended, Unit, group_unit, trajectory_unit
-from infra.compute.graphs import GroupGraph, Placements, Stages
+from infra.compute.graphs import GroupGraph, Placements, Stages, play_together
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.client import ControlClient, ProxyUnavailable
 from infra.proxy.secret import rollout_key
 from infra.store.buffer import SampleBuffer
+from infra.store.flights import Flights
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from rl.config.load import loads
@@ -40,19 +44,21 @@ from rl.errors import RollmillError, StaleTrajectory, TooManyFailures
 from rl.ledger import Ledger
 from rl.placement import HardwareClass
 from rl.selection import Candidate, admissible
+from rl.tail import Tail
 from rl.trajectory import Group, Uid
 from tasks.admit import Sealed, admit
 from tasks.interact import interact
 from tasks.reset import member_key, reset
 from tasks.runtime import install
 from tasks.score import score
+from tasks.together import pick, together
 
 POLL_S = 0.1
 """Between two looks at the served version, while nothing ends."""
 ABORT_S = 2.0
 SIZES = 64
 """Groups over which the size is averaged."""
-STAGES = Stages(reset, interact, score, admit)
+STAGES = Stages(reset, interact, score, admit, together, pick)
 
 
 @flow(name="rollout", flow_run_name="rollout {run}", validate_parameters=False, persist_result=False)
@@ -77,7 +83,9 @@ class Feeder:
         self._placements = Placements(STAGES, wait_for_slots(client, {HardwareClass.CPU}, config.deadlines.start))
         self._outbox: Queue[Ended] = Queue()
         self._in_flight: dict[Uid, Unit] = {}
+        self._flights = Flights(store, config.prefix)
         self._sealed: dict[Uid, Candidate] = {}
+        self._tail = Tail()
         self._sizes: deque[float] = deque(maxlen=SIZES)
         """Bytes of the newest groups: what the next ones will take."""
         self._told = False
@@ -86,6 +94,8 @@ class Feeder:
 
     def run(self) -> int:
         ledger = self._log.sync()
+        if self._config.waits:
+            self._flights.tell({})  # what an earlier process had in flight died with it
         self._sealed = {c.uid: c for c in self._buffer.refresh(ledger, self._config.policy)}
         if self._sealed:
             self._sizes.append(self._buffer.pending_bytes / len(self._sealed))
@@ -95,8 +105,7 @@ class Feeder:
                 ledger = self._log.sync()
                 self._forget_settled()
                 if serving is not None:
-                    for uid in self._admissible(ledger, serving):
-                        self._start(uid, serving)
+                    self._start(self._admissible(ledger, serving), serving)
                 self._collect()
             return self._count
         finally:
@@ -129,26 +138,39 @@ class Feeder:
                     raise
                 sleep(POLL_S)
 
-    def _start(self, uid: Uid, serving: int) -> None:
+    def _start(self, uids: list[Uid], serving: int) -> None:
+        if not uids:
+            return
         config = self._config
-        problem = config.stream.problem(uid.ordinal)
-        graph = GroupGraph(
-            self._client,
-            self._placements,
-            self._run,
-            uid,
-            problem,
-            serving,
-            config.training.group_size,
-            config.rollout.member_retries,
-            config.deadlines.trajectory,
-        )
-        unit = self._in_flight[uid] = Unit(graph, self._outbox)
-        if config.rollout.unit == "group":
-            group_unit.submit(str(uid), problem.domain, serving, unit)
-        else:
-            for member in range(config.training.group_size):
-                trajectory_unit.submit(str(uid), problem.domain, serving, member, unit)
+        if config.waits:
+            flying = {uid: unit.graph.version for uid, unit in self._in_flight.items()}
+            self._flights.tell(flying | dict.fromkeys(uids, serving))
+        starts = [(uid, config.stream.problem(uid.ordinal)) for uid in uids]
+        size, played = config.training.group_size, None
+        redundancy = config.rollout.redundancy.policy(self._tail.spares(size))
+        if config.mode.lockstep:
+            size_together = size + redundancy.extra_members
+            played = play_together(self._client, self._placements, self._run, starts, size_together, serving)
+        for uid, problem in starts:
+            graph = GroupGraph(
+                self._client,
+                self._placements,
+                self._run,
+                uid,
+                problem,
+                serving,
+                size,
+                config.rollout.member_retries,
+                config.deadlines.trajectory,
+                redundancy,
+                played,
+            )
+            unit = self._in_flight[uid] = Unit(graph, self._outbox)
+            if config.rollout.unit == "group":
+                group_unit.submit(str(uid), problem.domain, serving, unit)
+            else:
+                for member in graph.members:
+                    trajectory_unit.submit(str(uid), problem.domain, serving, member, unit)
 
     def _collect(self) -> None:
         """Take what ended; wait a moment when nothing did."""
@@ -160,6 +182,8 @@ class Feeder:
 
     def _end(self, ended: Ended) -> None:
         unit = self._in_flight.pop(ended.uid)
+        self._tail.note(unit.graph.tries, unit.graph.failures)
+        self._abort(unit.graph, unit.graph.losers)
         if ended.sealed is not None:
             sealed: Sealed = ended.sealed
             self._sealed[ended.uid] = sealed.candidate
@@ -187,8 +211,11 @@ class Feeder:
 
     def _cancel(self, graph: GroupGraph) -> None:
         """End what is left of a group: its generations are aborted now, its environments close at their turn."""
+        self._abort(graph, graph.cancel())
+
+    def _abort(self, graph: GroupGraph, tries: Iterable[tuple[int, int]]) -> None:
         with suppress(RollmillError):  # a proxy that does not answer generates nothing either
-            for member, retry in graph.cancel():
+            for member, retry in tries:
                 self._aborter.abort(member_key(graph.problem, graph.uid, member, retry))
 
     def _forget_settled(self) -> None:
@@ -202,7 +229,8 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
     die_with_parent()
     quiet_failures()
     config = loads(config_file.read_text())
-    threads = config.policy.buffer_groups * (1 if config.rollout.unit == "group" else config.training.group_size)
+    most = config.training.group_size + max(config.training.group_size, config.rollout.redundancy.extra_members or 0)
+    threads = config.policy.buffer_groups * (1 if config.rollout.unit == "group" else most)
     runner: Any = ThreadPoolTaskRunner(max_workers=threads + 8)
     try:
         rollout.with_options(task_runner=runner)(

@@ -12,10 +12,11 @@ Invariants
 
 from __future__ import annotations
 
+import base64
 from time import monotonic, sleep
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from rich.console import Console
 
 from flows.prepare import has_base, open_run, push_base
@@ -78,9 +79,15 @@ def _publish(config: RunConfig, log: CommitLog, report: Report) -> None:
     tracker.rebuild(log.records())
     if "rollout_idle" in report.figures:
         tracker.log_step(config.training.steps, {"rollout_idle": report.figures["rollout_idle"]})
-    for path in (report.reward_png, report.timeline_png, report.json_path):
+    for path in (report.reward_png, report.timeline_png, report.timeline_html, report.json_path):
         tracker.log_artifact(path)
     tracker.close(config.deadlines.control)
+    picture = base64.b64encode(report.timeline_png.read_bytes()).decode()
+    create_image_artifact(
+        f"data:image/png;base64,{picture}",
+        key=f"timeline-{config.tenant}-{config.name}".replace("_", "-").lower(),
+        description=f"who was busy when; grey is nobody. To look closer: {report.timeline_html.name} in MLflow",
+    )
     rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in report.figures.items())
     create_markdown_artifact(
         f"# {config.tenant}/{config.name}\n\n| figure | value |\n|---|---|\n{rows}\n\n```\n{report.table}\n```\n",

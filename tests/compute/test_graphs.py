@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from distributed import get_worker
@@ -10,6 +11,7 @@ from infra.compute.graphs import GroupGraph, Placements, Stages
 from infra.compute.pools import slots
 from rl.errors import EnvironmentFailure, PlacementError, StageFailure, StaleTrajectory
 from rl.placement import HardwareClass, runs_on
+from rl.redundancy import Mode, RedundancyPolicy
 from rl.trajectory import Problem, Uid
 
 SIZE = 4
@@ -49,7 +51,7 @@ def admit(run, *members):
     return sorted(members)
 
 
-def graph(client, run: str, ordinal: int, deadline_s: float = 30, retries: int = 2) -> GroupGraph:
+def graph(client, run: str, ordinal: int, deadline_s: float = 30, retries: int = 2, **more) -> GroupGraph:
     placements = Placements(Stages(reset, interact, score, admit), slots(client))
     return GroupGraph(
         client,
@@ -61,7 +63,37 @@ def graph(client, run: str, ordinal: int, deadline_s: float = 30, retries: int =
         SIZE,
         retries,
         deadline_s,
+        **more,
     )
+
+
+def complete(this: GroupGraph, unit: str) -> list:
+    """What the group admitted, watched as a whole or member by member."""
+    if unit == "group":
+        return this.run()
+    with ThreadPoolExecutor(len(this.members)) as threads:
+        (admitted,) = [r for r in threads.map(this.run_member, this.members) if r is not None]
+    return admitted
+
+
+@pytest.mark.parametrize("unit", ["group", "trajectory"])
+def test_a_spare_takes_the_place_of_what_fails_and_only_of_that(client, unit):
+    STARTS.clear()
+    this = graph(client, "broken", 30 + (unit == "group"), redundancy=RedundancyPolicy(extra_members=2))
+    assert [member for _, member, _ in complete(this, unit)] == [0, 2, 3, 4]
+    assert (this.tries, this.failures) == (SIZE + 2, 1)
+
+
+@pytest.mark.parametrize("unit", ["group", "trajectory"])
+def test_of_first_finished_the_slow_one_loses_and_is_named(client, unit):
+    BLOCK.clear()
+    try:
+        policy = RedundancyPolicy(Mode.FIRST_FINISHED, extra_members=1)
+        this = graph(client, "hangs", 40 + (unit == "group"), redundancy=policy)
+        assert [member for _, member, _ in complete(this, unit)] == [1, 2, 3, 4]
+        assert this.losers == [(0, 0)]
+    finally:
+        BLOCK.set()
 
 
 def test_a_group_is_admitted_with_every_member_once(client):
