@@ -47,3 +47,16 @@ async def test_it_keeps_the_promises_of_an_environment() -> None:
     subject = Subject(lambda: made("game:Mastermind-v0-easy"), max_turns=12, problems=5)
     for keeps in (check.episodes, check.nonsense, check.determinism, check.splits, check.scores):
         await keeps(subject)
+
+
+async def test_a_family_of_reasoning_gym_is_played_through_it() -> None:
+    environment = made("rg:letter_counting")
+    episode = await play(environment, Subject.problem(0), counts, 2)
+    await environment.close()
+    assert episode.ended and episode.reward == 1.0
+
+
+def counts(_: Environment, messages: list[Message]) -> str:
+    """Counts a letter in a text."""
+    _, letter, _, text, *_ = messages[0].content.split('"')
+    return f"\\boxed{{{text.lower().count(letter)}}}"
