@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import uuid
 from collections import deque
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from infra.engines.errors import NoAdapterSlot, UnknownPolicy
+from infra.engines.errors import NoAdapterSlot, UnknownPolicy, WeightMismatch
 from infra.engines.protocol import BASE
 
+STAGED = 2
+"""Versions of a tenant whose files are ready and that were never served."""
 BURIED = 8
 """Unloaded adapters whose files stay: a request that was told to end may still run for a moment."""
 
@@ -52,22 +55,32 @@ class AdapterTable:
         self.current: dict[str, Adapter] = {}
         self._buried: deque[Adapter] = deque()
         self._staged: dict[tuple[str, int], Adapter] = {}
-        self._staging = staging
+        self._staging, self._lock = staging, threading.Lock()
         self._nonce, self._serial = uuid.uuid4().hex[:8], 0
 
     def stage(self, tenant: str, version: int, directory: Path) -> Adapter:
-        """Copy a version's files to their own path; idempotent. Raises NoAdapterSlot."""
+        """Copy a version's files to a path of their own; idempotent, from any thread.
+
+        Raises NoAdapterSlot, WeightMismatch.
+        """
         if tenant not in self.current and len(self.current) >= self.slots:
             raise NoAdapterSlot(
                 f"tenant {tenant!r} needs a slot for its adapter, but all {self.slots} are in use by "
                 f"{', '.join(sorted(self.current)) or 'none'}; start the engine with more (max_loras)"
             )
-        key = (tenant, version)
-        if key not in self._staged:
-            adapter = self._named(tenant, version)
-            shutil.copytree(directory, adapter.directory)
-            self._staged[key] = adapter
-        return self._staged[key]
+        with self._lock:
+            if (adapter := self._staged.get((tenant, version))) is None:
+                adapter = self._named(tenant, version)
+                try:
+                    shutil.copytree(directory, adapter.directory)
+                except OSError as error:
+                    shutil.rmtree(adapter.directory, ignore_errors=True)
+                    raise WeightMismatch(f"{directory} can not be copied for the server: {error}") from error
+                self._staged[tenant, version] = adapter
+            unused = [staged for staged in self._staged.values() if staged.tenant == tenant][:-STAGED]
+            for older in unused:
+                self.drop(tenant, older.version)
+            return adapter
 
     def stage_zero(self, like: Adapter) -> Adapter:
         """An adapter that changes nothing, of the first layer which `like` changes."""

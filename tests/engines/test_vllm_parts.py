@@ -71,6 +71,10 @@ def test_names_and_paths_of_adapters_never_come_again_and_go_when_nothing_holds_
             table.bury(before)
     assert len({a.name for a in seen}) == len({a.directory for a in seen}) == len(seen)
     assert [a.directory.exists() for a in seen] == [False] * (len(seen) - BURIED - 1) + [True] * (BURIED + 1)
+    ready = [table.stage("ada", version, source) for version in range(100, 105)]  # prefetched, and never served
+    assert [a.directory.exists() for a in ready] == [False, False, False, True, True]
+    with pytest.raises(WeightMismatch, match="can not be copied"):
+        table.stage("ada", 105, tmp_path / "nothing")
     with pytest.raises(NoAdapterSlot, match="tenant 'bob' needs a slot"):
         table.stage("bob", 0, source)
     with pytest.raises(UnknownPolicy, match="'bob' has no version"):

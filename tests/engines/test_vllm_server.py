@@ -65,7 +65,7 @@ async def test_a_server_that_changed_hands_or_forgot_is_known_by_its_answer(vllm
             vllm_server.url,
             vllm_server.key,
             model_dir=base,
-            staging=tmp_path / "staging",
+            staging=base.parent / "staging",
             max_adapters=1,
             max_rank=8,
             base_version=0,
@@ -93,9 +93,9 @@ async def test_a_server_that_changed_hands_or_forgot_is_known_by_its_answer(vllm
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_a_server_that_is_killed_leaves_what_its_requests_had_and_no_process(vllm_server, base, tmp_path):
+async def test_a_server_that_is_killed_leaves_what_its_requests_had_and_no_process(vllm_server, base):
     """The last test of this folder that needs the server, for the next one has to start it again."""
-    engine = VLLMEngine(vllm_server.url, vllm_server.key, model_dir=base, staging=tmp_path / "staging")
+    engine = VLLMEngine(vllm_server.url, vllm_server.key, model_dir=base, staging=base.parent / "staging")
     await engine.start()
     await engine.update_weights(7, base)
     since = await generated(engine)
