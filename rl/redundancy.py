@@ -6,7 +6,8 @@ Two modes, which must not be confused:
   that did not fail, so a spare counts only in place of one that failed, and what is trained has the lengths of what
   was asked for.
 - `first_finished`: a group takes whatever finishes first, and the rest is ended. It is quicker, and it prefers short
-  trajectories: what is trained is biased, and the problems that are ended are given up under the name `surplus`.
+  trajectories: what is trained is biased, and the problems that are ended are given up under the name `surplus`
+  (`rl.selection`): drawn again they would be the slowest of the next batch, too, until there is nothing else.
 
 Invariants: pure; a group is complete only with exactly `needed` members; in `replace_failures` the choice depends on
 no duration; with no failures seen and no wish for speed nothing is started in excess.
@@ -15,12 +16,9 @@ no duration; with no failures seen and no wish for speed nothing is started in e
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-from rl.records import Drop, Outcome, Reason
-from rl.trajectory import Uid
 
 
 class Mode(StrEnum):
@@ -105,12 +103,6 @@ def extra_worth(durations: Sequence[float], needed: int, most: int, price: float
     that is twice as busy must make batches in half the time."""
     gains = (first_finished_gain(durations, needed, extra) for extra in range(most + 1))
     return min(gains, key=lambda gain: (gain.time * gain.work**price, gain.extra)).extra
-
-
-def surplus(open_uids: Iterable[Uid]) -> list[Drop]:
-    """What to drop with a batch of `first_finished` under alpha 0: the groups that it did not wait for. They are
-    abandoned, for drawn again they would be the slowest of the next batch as well, until nothing else is left."""
-    return [Drop(uid=str(uid), reason=Reason.SURPLUS, outcome=Outcome.ABANDON) for uid in sorted(open_uids)]
 
 
 def _at_most(failures: int, trials: int, rate: float) -> float:

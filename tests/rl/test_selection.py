@@ -174,3 +174,22 @@ def test_bytes_bound_admission_but_never_below_a_step() -> None:
     assert [len(admissible(ledger, 3, [], set(), policy, DropPolicy(), most)) for most in (None, 99, 5, 1, 0)] == [
         8, 8, 5, 2, 2,
     ]  # fmt: skip
+
+
+def test_choosing_compares_no_group_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step looks at some hundreds of groups: pairwise comparisons of them took most of a big run's selection."""
+    _, ledger = history(3)
+    many = StalenessPolicy(alpha=1, groups_per_step=200, examined_per_step=200)
+    sealed = [group(ordinal, 2 + ordinal % 2) for ordinal in range(1300, 1000, -1)]
+    compared = 0
+
+    def same(self: Any, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return self is other
+
+    monkeypatch.setattr(Candidate, "__eq__", same)
+    monkeypatch.setattr(Uid, "__lt__", lambda *_: pytest.fail("uids were ordered by comparing them as objects"))
+    chosen = select(ledger, sealed, many, DropPolicy())
+    assert len(chosen.batch) == 200 and compared == 0
+    assert [c.version for c in chosen.batch] == [2] * 150 + [3] * 50

@@ -1,0 +1,145 @@
+"""Tenants share one trainer and one set of engines: whose batch is trained next, and who may start more.
+
+The queue is FIFO by completed batch. Two things come before arrival: a higher priority, and the fair share: a tenant
+that had more than `slack` seconds of training above what the least served of those waiting had (each divided by its
+weight) stands back. And one comes before both: a batch that was passed over `patience` times goes next.
+
+Invariants
+- A tenant has at most one batch in the queue, as under `alpha` 0; the queue is never empty-handed while one waits.
+- No batch is passed over more than `patience` + (waiting tenants) times, whatever the priorities.
+- Of two tenants of one priority that always have a batch waiting, neither gets more than `slack` and one batch
+  ahead of its share.
+- A tenant that was away has no claim to what it did not ask for: it comes back at the level of the least served.
+- Admission gives all free slots away while somebody wants them, and nobody more than its quota.
+
+Pure: no clock; what a batch cost is told afterwards with `served`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TenantShare:
+    """What a tenant is entitled to."""
+
+    weight: float = 1.0
+    """Of the training time and of the engines, relative to the other tenants."""
+    priority: int = 0
+    """Higher goes first."""
+    quota: int | None = None
+    """Trajectories at once, at most."""
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0 or (self.quota is not None and self.quota < 1):
+            raise ValueError(f"a tenant's weight and quota must be above 0: {self}")
+
+
+@dataclass
+class _Waiting:
+    arrived: int
+    passed_over: int = 0
+
+
+class TenantQueue:
+    """Completed batches in front of the trainer."""
+
+    def __init__(self, shares: Mapping[str, TenantShare], slack: float = 0.0, patience: int = 64):
+        """`slack` in seconds of training; `patience` in batches of others. Raises ValueError for negative ones."""
+        if slack < 0 or patience < 1:
+            raise ValueError(f"slack ({slack}) must not be negative, patience ({patience}) at least 1")
+        self._shares, self._slack, self._patience = dict(shares), slack, patience
+        self._waiting: dict[str, _Waiting] = {}
+        self._had: dict[str, float] = {}
+        """Seconds of training by weight, since a common beginning."""
+        self._level = 0.0
+        """What the least served of those waiting had, at the last time that one was taken."""
+        self._arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def share(self, tenant: str) -> TenantShare:
+        return self._shares.get(tenant, TenantShare())
+
+    def offer(self, tenant: str) -> None:
+        """A batch of this tenant is complete. Raises ValueError when one of its batches waits already."""
+        if tenant in self._waiting:
+            raise ValueError(f"tenant {tenant!r} offers a second batch before its first one was trained")
+        self._had[tenant] = max(self._had.get(tenant, 0.0), self._level)
+        self._waiting[tenant] = _Waiting(self._arrivals)
+        self._arrivals += 1
+
+    def withdraw(self, tenant: str) -> None:
+        """Forget the batch of a tenant that failed or left."""
+        self._waiting.pop(tenant, None)
+
+    def take(self) -> str | None:
+        """The tenant whose batch is trained next, which leaves the queue; None when none waits."""
+        if not self._waiting:
+            return None
+        self._level = max(self._level, min(self._had[t] for t in self._waiting))
+        overdue = [t for t, w in self._waiting.items() if w.passed_over >= self._patience]
+        candidates = overdue or self._entitled()
+        chosen = min(candidates, key=lambda t: self._waiting[t].arrived)
+        arrived = self._waiting.pop(chosen).arrived
+        for waiting in self._waiting.values():
+            waiting.passed_over += waiting.arrived < arrived
+        return chosen
+
+    def served(self, tenant: str, seconds: float) -> None:
+        """The trainer spent so long on a batch of this tenant."""
+        self._had[tenant] = self._had.get(tenant, 0.0) + seconds / self.share(tenant).weight
+
+    def _entitled(self) -> list[str]:
+        """Those of the highest priority that are within their share."""
+        top = max(self.share(t).priority for t in self._waiting)
+        first = [t for t in self._waiting if self.share(t).priority == top]
+        least = min(self._had[t] for t in first)
+        return [t for t in first if self._had[t] <= least + self._slack]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a tenant would start now."""
+
+    wanted: int
+    """Trajectories that its staleness bound allows, and are not started."""
+    in_flight: int = 0
+
+
+def allot(
+    free: int, demands: Mapping[str, Demand], shares: Mapping[str, TenantShare], batches_waiting: int = 0
+) -> dict[str, int]:
+    """How many of the `free` trajectories each tenant may start now.
+
+    While the trainer has work (`batches_waiting`), by weighted fair share: whoever holds the least for its weight
+    gets the next one. While it has none, a batch that is nearly started is completed first, for a slot that makes a
+    batch whole keeps the trainer busy sooner. Higher priorities come before both."""
+    given = dict.fromkeys(demands, 0)
+
+    def share(tenant: str) -> TenantShare:
+        return shares.get(tenant, TenantShare())
+
+    def room(tenant: str) -> int:
+        demand, quota = demands[tenant], share(tenant).quota
+        held = demand.in_flight + given[tenant]
+        return min(demand.wanted - given[tenant], demand.wanted if quota is None else max(0, quota - held))
+
+    def need(tenant: str) -> tuple[float, ...]:
+        demand = demands[tenant]
+        held = (demand.in_flight + given[tenant]) / share(tenant).weight
+        started = demand.in_flight + given[tenant] > 0
+        if batches_waiting == 0 and started:
+            return -share(tenant).priority, 0, demand.wanted - given[tenant], held
+        return -share(tenant).priority, 1, held, 0
+
+    order = sorted(demands)
+    for _ in range(free):
+        open_ = [t for t in order if room(t) > 0]
+        if not open_:
+            break
+        given[min(open_, key=need)] += 1
+    return {tenant: count for tenant, count in given.items() if count}

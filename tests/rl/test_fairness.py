@@ -1,0 +1,120 @@
+"""The tenants' queue and the sharing of slots, as properties."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.fairness import Demand, TenantQueue, TenantShare, allot
+
+
+def busy(shares: dict[str, TenantShare], cost: dict[str, float], rounds: int, slack: float = 0.0, patience: int = 64):
+    """Seconds and turns by tenant when each always has a batch waiting; the order in which they were served."""
+    queue = TenantQueue(shares, slack, patience)
+    had, order = dict.fromkeys(shares, 0.0), []
+    for tenant in shares:
+        queue.offer(tenant)
+    for _ in range(rounds):
+        tenant = queue.take()
+        assert tenant is not None
+        queue.served(tenant, cost[tenant])
+        had[tenant] += cost[tenant]
+        order.append(tenant)
+        queue.offer(tenant)
+    return had, order
+
+
+def test_equal_tenants_are_served_first_in_first_out():
+    _, order = busy({t: TenantShare() for t in "cab"}, dict.fromkeys("abc", 1.0), 9)
+    assert order == list("cabcabcab")
+
+
+@settings(max_examples=25)
+@given(
+    weights=st.lists(st.floats(0.5, 4), min_size=2, max_size=5),
+    costs=st.lists(st.floats(0.5, 10), min_size=5, max_size=5),
+    slack=st.sampled_from([0.0, 5.0]),
+)
+def test_time_goes_by_weight_whatever_a_batch_costs(weights, costs, slack):
+    shares = {str(n): TenantShare(weight=w) for n, w in enumerate(weights)}
+    cost = {t: costs[n] for n, t in enumerate(shares)}
+    had, _ = busy(shares, cost, 100, slack, patience=10_000)
+    level = {t: had[t] / shares[t].weight for t in shares}
+    one_batch = max(cost[t] / shares[t].weight for t in shares)
+    assert max(level.values()) - min(level.values()) <= slack + 2 * one_batch + 1e-6
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), patience=st.integers(1, 6), tenants=st.integers(2, 6))
+def test_no_batch_waits_for_ever_whatever_the_priorities(seed, patience, tenants):
+    dice = random.Random(seed)
+    shares = {str(n): TenantShare(priority=dice.randrange(3)) for n in range(tenants)}
+    _, order = busy(shares, {t: dice.uniform(0.1, 9) for t in shares}, 80, patience=patience)
+    for tenant in shares:
+        turns = [-1, *(at for at, served in enumerate(order) if served == tenant)]
+        assert len(turns) > 1, f"{tenant} was never served"
+        assert max(b - a for a, b in pairwise(turns)) <= patience + 2 * tenants
+
+
+def test_the_higher_priority_goes_first():
+    queue = TenantQueue({"low": TenantShare(), "high": TenantShare(priority=1)})
+    queue.offer("low")
+    queue.offer("high")
+    assert [queue.take(), queue.take(), queue.take()] == ["high", "low", None]
+
+
+def test_being_away_gives_no_claim():
+    queue = TenantQueue({})
+    for _ in range(10):
+        queue.offer("here")
+        assert queue.take() == "here"
+        queue.served("here", 5.0)
+    order = []
+    queue.offer("here")
+    queue.offer("back")
+    for _ in range(4):
+        tenant = queue.take()
+        order.append(tenant)
+        queue.served(tenant, 5.0)
+        queue.offer(tenant)
+    assert order.count("here") >= 1
+
+
+def test_a_tenant_has_one_batch_in_the_queue_and_may_leave():
+    queue = TenantQueue({})
+    queue.offer("a")
+    with pytest.raises(ValueError, match="second batch"):
+        queue.offer("a")
+    queue.withdraw("a")
+    assert len(queue) == 0 and queue.take() is None
+
+
+@settings(max_examples=25)
+@given(
+    free=st.integers(0, 40),
+    demands=st.dictionaries(
+        st.sampled_from("abcde"), st.builds(Demand, st.integers(0, 20), st.integers(0, 20)), min_size=1
+    ),
+    quotas=st.lists(st.none() | st.integers(1, 15), min_size=5, max_size=5),
+    waiting=st.integers(0, 2),
+)
+def test_slots_are_given_away_while_somebody_may_have_them(free, demands, quotas, waiting):
+    shares = {t: TenantShare(quota=q) for t, q in zip("abcde", quotas, strict=True)}
+
+    def room(tenant: str) -> int:
+        demand, quota = demands[tenant], shares[tenant].quota
+        return demand.wanted if quota is None else min(demand.wanted, max(0, quota - demand.in_flight))
+
+    given_away = allot(free, demands, shares, waiting)
+    assert all(given_away[t] <= room(t) for t in given_away)
+    assert sum(given_away.values()) == min(free, sum(map(room, demands)))
+
+
+def test_a_trainer_without_work_gets_a_whole_batch_soonest():
+    demands = {"nearly": Demand(wanted=2, in_flight=6), "fresh": Demand(wanted=8)}
+    assert allot(4, demands, {}, batches_waiting=0) == {"nearly": 2, "fresh": 2}
+    assert allot(4, demands, {}, batches_waiting=1) == {"fresh": 4}

@@ -1,0 +1,82 @@
+"""Time under the virtual clock: by hand for what is steady, and the same whatever the tick."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sim.cluster import Cluster
+from sim.config import Latency, RewardSection
+from sim.engines import PROMPT_SHARE
+from sim.simulate import simulate
+from tests.sim.scenes import STEADY, VARIED, scenario
+
+
+def alone(**more):
+    """A single trajectory of steady turns, under alpha 0."""
+    sizes = {"groups_per_step": 1, "group_size": 1, "steps": 1, "warmup": 0}
+    return scenario(STEADY, **sizes, alpha=0, mode="sync_plus", tick=0.05, **more)
+
+
+def test_one_trajectory_takes_the_sum_of_its_parts():
+    one = alone(reward=RewardSection(cold_start=0.0))
+    cluster = Cluster(one, steps=1)
+    cluster.simulate(1e4)
+    engines, model, work = cluster.world.engines, cluster.model, STEADY
+    per_token, context = 0.0, work.prompt_tokens
+    for _ in range(4):
+        middle = np.full(2, context + work.response_tokens / 2)
+        per_token += float(engines.iteration(np.ones(2), middle)[0]) * work.response_tokens
+        context += work.response_tokens + work.observation_tokens
+    flops = 989.5e12 * one.efficiency.prefill * PROMPT_SHARE
+    read = (work.prompt_tokens + 3 * work.observation_tokens) * model.token_flops / flops
+    expected = 2.0 + 4 * 3.0 + 1.0 + per_token + read
+    assert cluster.runs[0].steps[0].batch == pytest.approx(expected, abs=0.25)
+
+
+@pytest.mark.parametrize("alpha, mode", [(0, "sync_plus"), (0, "sync"), (2, "rollart"), (2, "six_steps")])
+def test_the_tick_hardly_matters(alpha, mode):
+    long = STEADY.model_copy(update={"turns": (20, 20), "step": Latency(mean=5.0)})
+    base = scenario(long, alpha=alpha, mode=mode, steps=4, warmup=1)
+    coarse, fine = simulate(base), simulate(base.model_copy(update={"tick": 0.4}))
+    assert coarse.step_s == pytest.approx(fine.step_s, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    first, again, other = (simulate(scenario(seed=seed)) for seed in (0, 0, 1))
+    assert first == again and first.step_s != other.step_s
+
+
+def test_in_lockstep_a_turn_takes_as_long_as_its_slowest():
+    steady, spread = (
+        STEADY.model_copy(update={"step": Latency(mean=10.0, sd=sd, shape="normal")}) for sd in (0.0, 3.0)
+    )
+    ratio = {
+        mode: simulate(scenario(spread, alpha=0, mode=mode)).rollout_s
+        / simulate(scenario(steady, alpha=0, mode=mode)).rollout_s
+        for mode in ("sync_plus", "sync")
+    }
+    assert 1.0 < ratio["sync_plus"] < ratio["sync"]
+
+
+def test_what_stands_still_makes_no_tokens():
+    cluster = Cluster(scenario(STEADY, alpha=1))
+    world = cluster.world
+    cluster.simulate(7.0)
+    world.stand()
+    before = world.left.copy(), world.context.copy()
+    for _ in range(200):
+        world.advance(world.now + world.tick)
+    assert (world.left == before[0]).all() and (world.context == before[1]).all()
+    world.go_on(200 * world.tick, forget=True)
+    world.advance(world.now + world.tick)
+    assert (world.context > before[1]).any()
+
+
+def test_dedicated_rewards_queue_and_functions_do_not():
+    slow = VARIED.model_copy(update={"score": Latency(mean=5.0)})
+    one_slot = RewardSection(type="dedicated", slots=1, gpus=1)
+    queued = simulate(scenario(slow, alpha=0, mode="sync_plus", reward=one_slot))
+    free = simulate(scenario(slow, alpha=0, mode="sync_plus", reward=RewardSection(cold_start=0.5)))
+    assert queued.rollout_s >= 16 * 5.0 > free.rollout_s
+    assert 0.5 < queued.reward_utilisation <= 1.0
