@@ -11,7 +11,7 @@ measured in its own run (per step: L slowest group, T training, W = max(busiest 
 
     sync, sync_plus   L + T          one_off   max(L, T, W)
     rollart           max((L + T) / (alpha + 1), T, W)
-    areal             max(mean group / (alpha + 1), T, W)
+    areal, rollart with `late: draw_again`     max(mean group / (alpha + 1), T, W)
 
 `rollart_over_X` is throughput over throughput; `attainable` the same ratio of those bounds; `over_bound` the step of
 `rollart` over W alone, which no machine with these cores beats in whatever mode.
@@ -52,7 +52,7 @@ def least(m: Measured) -> float:
     alpha, mode = m.config.staleness.alpha, m.config.mode
     if mode.alternates:
         return m.slowest_s + m.train_s
-    if mode.name == "areal":
+    if not m.config.waits:
         latency = m.group_s / (alpha + 1)
     else:
         latency = (m.slowest_s + m.train_s) / (alpha + 1) if mode.eager else m.slowest_s / alpha
@@ -93,10 +93,14 @@ class Bench:
 
 def modes(bench: Bench) -> list[Figure]:
     found = {mode: bench.run(mode.replace("_", "-"), f"staleness.mode={mode}") for mode in (*GOALS, "rollart")}
+    again = bench.run("draw-again", "staleness={alpha: 1, late: draw_again}")
     best = found.pop("rollart")
     if best is None:
         return []
-    figures, shares = [], []
+    figures: list[Figure] = []
+    shares: list[float] = []
+    if again is not None:
+        figures.append(Figure("draw_again_over_wait", again.tokens_per_s / best.tokens_per_s, "ratio"))
     for mode, m in found.items():
         if m is None:
             continue

@@ -17,7 +17,8 @@ the others leave out of `rollart` is what they are measured for.
 
 What a mode costs, with L the time of a batch's slowest group, T of training and W the work of the busiest stage: a step
 takes at least L + T where both alternate, max(L / alpha, T, W) in the six steps, and max((L + T) / (alpha + 1), T, W)
-in the eager order, since what starts under v may be trained until alpha steps after v.
+in the eager order, since what starts under v may be trained until alpha steps after v. Where a step does not wait for
+what it would make too old, but has it drawn again (`staleness.late`), L is about the mean group, and W is more.
 
 Invariants: pure; a mode and alpha never contradict each other (`alphas`); what may be trained is decided by
 `rl.staleness` alone, from the numbers that `bound` gives.

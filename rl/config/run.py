@@ -154,7 +154,7 @@ class RunConfig(Section):
     @property
     def waits(self) -> bool:
         """Whether a step waits for what it would make too old."""
-        return self.mode.waits and not self.rollout.redundancy.forgets
+        return self.mode.waits and self.staleness.late == "wait" and not self.rollout.redundancy.forgets
 
     @property
     def drops(self) -> DropPolicy:

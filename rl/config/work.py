@@ -161,6 +161,11 @@ class StalenessSection(Section):
     mode: ModeName = "rollart"
     """How rollout and training relate in time (`rl.modes`). Left away it follows from alpha: `rollart`, or `sync_plus`
     where alpha is 0. The others are baselines."""
+    late: Literal["wait", "draw_again"] = "wait"
+    """What a step does about a group in flight that it would make too old. `wait` for it: no trajectory is preferred
+    for being short, and none is played in vain. `draw_again`, as RollArt: the group is ended and its problem starts anew
+    (and is waited for after `rollout.stale_attempts`); steps are quicker where engines have room, and where the length
+    of an attempt is chance, short ones are slightly preferred."""
 
     @model_validator(mode="before")
     @classmethod
@@ -179,6 +184,8 @@ class StalenessSection(Section):
     def _check_mode(self) -> Self:
         if why := MODES[self.mode].refuse(self.alpha):
             raise ValueError(why)
+        if self.late == "draw_again" and not MODES[self.mode].waits:
+            raise ValueError(f"late is draw_again, but in staleness.mode {self.mode} no step is late; leave it away")
         return self
 
 

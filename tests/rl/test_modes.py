@@ -66,6 +66,12 @@ def test_what_is_ended_and_forgotten_is_not_waited_for() -> None:
         config(redundancy={"extra_groups": 1})
 
 
+def test_what_is_drawn_again_is_not_waited_for() -> None:
+    assert not config({"alpha": 2, "late": "draw_again"}).waits
+    with pytest.raises(ConfigError, match="no step is late"):
+        config({"mode": "areal", "late": "draw_again"})
+
+
 def test_spares_follow_from_the_failures_that_were_seen() -> None:
     tail = Tail()
     tail.note(LEAST - 1, LEAST - 1)

@@ -49,12 +49,14 @@ class Cluster:
     alpha: int
     redundancy: RedundancyPolicy
     lengths: Lengths
+    late: str = "wait"
 
     def __post_init__(self) -> None:
         mode, examined = MODES[self.mode], self.redundancy.examined(GROUPS, GROUPS)
         self.policy = StalenessPolicy(mode.bound(self.alpha), GROUPS, examined, STEPS, admission=self.alpha)
         forgets = self.redundancy.mode is Redundancy.FIRST_FINISHED
-        self.drops, self.waits, self.eager = DropPolicy(forgets=forgets), mode.waits and not forgets, mode.eager
+        self.drops, self.eager = DropPolicy(forgets=forgets), mode.eager
+        self.waits = mode.waits and not forgets and self.late == "wait"
         self.ledger, self.serving, self.now = Ledger(), 0, 0.0
         self.events: list[tuple[float, int, Uid | None]] = []
         self.order = count()
@@ -171,6 +173,13 @@ def test_what_is_trained_is_as_long_as_what_was_submitted(mode: str, alpha: int,
     trained, submitted = Cluster(mode, alpha, SPARE, lengths).run()
     assert len(trained) == STEPS * GROUPS * SIZE
     assert gap(trained, submitted) < 1
+
+
+def test_what_is_drawn_again_until_it_is_waited_for_starves_no_long_problem() -> None:
+    waits, again = (Cluster("rollart", 1, SPARE, of_the_problem, late) for late in ("wait", "draw_again"))
+    waits.run()
+    assert gap(*again.run()) < 1
+    assert again.ledger.dropped_groups["stale"] and again.now < 0.9 * waits.now
 
 
 @KINDS
