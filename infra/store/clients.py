@@ -2,7 +2,7 @@
 
 Invariants: one client per process, endpoint and identity (a client does not survive a fork); a custom endpoint
 is addressed by path; botocore repeats nothing by itself, `infra.store.objects` does. The client is boto3's, but for a
-GET and PUT of its own (`infra.store.lean`), unless the endpoint is reached through a proxy.
+GET, PUT and LIST of its own (`infra.store.lean`), unless the endpoint is reached through a proxy.
 """
 
 from __future__ import annotations
