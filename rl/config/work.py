@@ -163,9 +163,9 @@ class StalenessSection(Section):
     where alpha is 0. The others are baselines."""
     late: Literal["wait", "draw_again"] = "wait"
     """What a step does about a group in flight that it would make too old. `wait` for it: no trajectory is preferred
-    for being short, and none is played in vain. `draw_again`, as RollArt: the group is ended and its problem starts anew
-    (and is waited for after `rollout.stale_attempts`); steps are quicker where engines have room, and where the length
-    of an attempt is chance, short ones are slightly preferred."""
+    for being short, and none is played in vain. `draw_again`, as RollArt: the group is ended and its problem drawn
+    again (and waited for after `rollout.stale_attempts`); steps are quicker where engines have room, and where the
+    length of an attempt is chance, short ones are slightly preferred."""
 
     @model_validator(mode="before")
     @classmethod
