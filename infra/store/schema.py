@@ -183,7 +183,7 @@ class Segment:
 
     def groups(self, uids: Collection[Uid] | None = None, told: bool = True) -> list[Group]:
         """The groups, in order; only those of `uids`, if given. Without `told` the columns `TOLD` are not read, which
-        is half of the work: they are empty."""
+        is a third of the work: they are empty."""
         rows = self._read([name for name in SCHEMA.names if name not in _DERIVED and (told or name not in TOLD)])
         keys = list(map(Uid, rows["ordinal"].to_pylist(), rows["attempt"].to_pylist()))
         if uids is not None and not all(uid in uids for uid in keys):
