@@ -150,6 +150,10 @@ class Router:
         """Requests on an engine, prefills for others included."""
         return len(self._engines[engine].running)
 
+    def load(self, engine: str) -> float:
+        """The share of an engine's slots or of its tokens that is taken, whichever is larger."""
+        return self._engines[engine].load[0]
+
     def submit(self, request: Request) -> None:
         if request.id in self._waiting or request.id in self._running:
             raise ValueError(f"request {request.id!r} is here already")

@@ -70,7 +70,8 @@ class Fleet:
         self._assigned: dict[str, asyncio.Future[Assignment]] = {}
         self._swap = asyncio.Lock()
         self.members = Members(router, self._swap, self._ready, self._bring, self._dispatch, control_s, lease_s)
-        self._continued = 0
+        self.continued = 0
+        """Times that a generation went on after its engine was lost."""
 
     # -- generation --------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class Fleet:
             except EngineClosed as error:
                 if self._closed:
                     raise
-                self._continued += 1
+                self.continued += 1
                 if error.partial is not None:
                     extend(done, error.partial)
                     if complete(done, sampling):
@@ -259,7 +260,7 @@ class Fleet:
         sums = {name: sum(engine.get(name, 0) for engine in engines) for name in COUNTERS}
         return sums | {
             "queued": self.router.waiting,
-            "continued": self._continued,
+            "continued": self.continued,
             "engines_lost": self.members.lost,
             "paused": self._paused,
             "ready": len(self.members.serving),

@@ -28,6 +28,7 @@ from infra.proxy.auth import Keys
 from infra.proxy.control import Proxy
 from infra.proxy.external import External
 from infra.proxy.fleet import Fleet
+from infra.proxy.fleet_metrics import FleetCollector
 from infra.proxy.listen import Server, bind, listen
 from infra.proxy.versions import VersionSource
 from infra.store.directories import pull_directory
@@ -108,6 +109,8 @@ async def run_proxy(
     external engines need it. Raises EngineClosed when the engine dies."""
     app = make_app(proxy, keys, None if base is None else lambda: ChatCodec.from_directory(base))
     app.routes.extend(registry.routes(proxy, "" if keys is None else keys.control))
+    if isinstance(proxy.engine, Fleet):
+        proxy.metrics.registry.register(FleetCollector(proxy.engine))
     server = Server(app)
     running: asyncio.Task[None] | None = None
     try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from infra.engines.errors import EngineClosed, PromptTooLong, UnknownPolicy, WeightMismatch
 from infra.engines.hf import HFEngine
@@ -22,6 +23,7 @@ from infra.engines.host import make_host
 from infra.engines.protocol import BASE, Generation, Sampling
 from infra.engines.remote import RemoteEngine
 from infra.proxy.fleet import Fleet, Origin, Overloaded
+from infra.proxy.fleet_metrics import FleetCollector
 from infra.proxy.listen import Server, bind, listen
 from infra.proxy.members import Facts, Member
 from rl.placement import HardwareClass, Placement
@@ -204,6 +206,17 @@ async def test_engines_join_and_leave_while_it_runs_and_serve_what_is_served(sce
     assert stats["ready"] == 2 and stats["requests"] == sum(e["requests"] for e in stats["engines"]) == 13
     here.check(results[0], {2: models[2]})
     here.fleet.members.lose(here.member("a"), "for this test")
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(here.fleet))
+    text = generate_latest(registry).decode()
+    for line in (
+        'rollmill_proxy_engines{hardware="bandwidth_gpu",state="lost"} 1.0',
+        'rollmill_proxy_engines{hardware="compute_gpu",state="serving"} 1.0',
+        'rollmill_proxy_engine_running{engine="b"} 0.0',
+        "rollmill_proxy_waiting 0.0",
+        "rollmill_proxy_engines_lost_total 1.0",
+    ):
+        assert line in text.splitlines()
     assert here.report("a") == "lost", "it is told, so that it is started anew"
     assert (await here.start("z")).version_spans == [(0, 2)]
 

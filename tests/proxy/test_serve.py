@@ -11,6 +11,7 @@ import time
 import pytest
 
 from infra.engines.protocol import BASE, Sampling
+from infra.proxy.auth import Keys
 from infra.proxy.client import ControlClient, ProxyClient
 from infra.proxy.listen import PortInUse
 from infra.proxy.serve import serve
@@ -50,14 +51,19 @@ def test_serves_in_any_thread_until_it_is_stopped(s3, models, monkeypatch, tmp_p
     Trainer(store, config).publish(models[1])
     port, stop = free_port(), threading.Event()
     url = f"http://127.0.0.1:{port}"
-    thread = threading.Thread(target=serve, args=(config, "127.0.0.1", port, tmp_path, stop))
+    keys = Keys.random()
+    thread = threading.Thread(target=serve, args=(config, "127.0.0.1", port, tmp_path, stop, keys))
     thread.start()
     try:
-        until_served(ControlClient(url, 5.0))
+        until_served(ControlClient(url, 5.0, key=keys.control))
+        with pytest.raises(RollmillError, match="needs a key"):
+            ControlClient(url, 5.0).status()
+        with pytest.raises(RollmillError, match="not for the role rollout"):
+            ControlClient(url, 5.0, fence=1, key=keys.rollout).suspend()
         assert [path.name for path in tmp_path.iterdir()] == [f"proxy-{os.getpid()}"]
 
         async def one() -> int:
-            client = ProxyClient(url)
+            client = ProxyClient(url, keys.rollout)
             try:
                 result = await client.generate(
                     trajectory="t",
