@@ -104,6 +104,9 @@ def _line(path: tuple[str, ...], errors: list[Any]) -> str:
     match error["type"]:
         case "extra_forbidden":
             known = _fields_at(path[:-1])
+            if path[-1] in known:
+                section = ".".join(path[:-1])
+                return f"{field}: not a field of the `type` that is chosen; set {section}.type, or leave it out {found}"
             close = difflib.get_close_matches(path[-1], known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known fields: {', '.join(sorted(known))}"
             return f"{field}: unknown field; {hint} {found}"

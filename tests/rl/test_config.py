@@ -79,6 +79,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"engine": {"type": "vllm", "disaggregation": {"prefill": "bandwidth_gpu"}}}, "engine.disaggregation",
      "bandwidth_gpu", "name two classes"),
     ({"engine": {"type": "sglang"}}, "engine.type", "'sglang'", "'hf', 'vllm'"),
+    ({"engine": {"max_length": 99}}, "engine.max_length", "99", "set engine.type"),
     ({"engine": {"max_bach": 3}}, "engine.max_bach", "3", "did you mean 'max_batch'?"),
     ({"training": {"processes": 7}}, "training.processes", "7", "choose a divisor"),
     ({"training": {"examine_factor": 2}, "deterministic": True}, "training.examine_factor", "2", "set it to 1"),
