@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from random import Random
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.server]
+from benchmarks.crash.real import DRIVER, WEIGHTS, blow
 
 
+def test_blows_hit_every_part_spare_the_driver_till_last_and_never_exceed_what_is_left() -> None:
+    chance = Random(0)
+    for left in (1, 2, 3, 20) * 50:
+        parts = blow(chance, left)
+        assert 1 <= len(parts) <= max(1, left - 1) and len(set(parts)) == len(parts)
+        assert DRIVER not in parts[:-1] and (left > 1 or parts == [DRIVER])
+    assert {part for _ in range(200) for part in blow(chance, 20)} == set(WEIGHTS)
+
+
+@pytest.mark.slow
+@pytest.mark.server
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("kills", "real"),

@@ -31,7 +31,7 @@ from rl.config.infrastructure import StoreSection
 
 PREFIX = "crash/protocol/"
 ROLES = ("producer", "producer", "producer", "trainer", "operator", "collector", "reader")
-MOMENT_S = (0.0, 1.2)
+MOMENT_S = (0.0, 1.0)
 """Between two kills."""
 SETTLE_S = 120.0
 """For the rest of the run to settle all that is outstanding when the last one was killed."""
@@ -108,7 +108,7 @@ def run(kills: int, seed: int, home: Path, environment: dict[str, str], say: Cal
         while (done := sum(outcome.kills.values())) < kills:
             sleep(chance.uniform(*MOMENT_S))
             crew.tend()
-            what = chance.choices(("one", "two", "server", "zombie"), (80, 8, 6, 6))[0]
+            what = chance.choices(("one", "two", "server", "zombie"), (66, 22, 6, 6))[0]
             if what == "zombie":
                 outcome.zombies += _zombie(crew)
             elif what == "server":

@@ -1,6 +1,6 @@
 """Kills in a real run: `rollmill train` on the smallest model, with its flows, engine, trainer and workers.
 
-    train --steps far -> wait a moment, SIGKILL one of its processes -> ... -> SIGKILL the driver itself, resume
+    train --steps far -> wait a moment, SIGKILL one to three of its processes -> ... -> SIGKILL the driver, resume
                       -> after the last kill resume with two steps to go, to a natural end -> audit
 
 Invariant: the harness reads the store and sends signals; it starts nothing again but the driver, which is what a user
@@ -49,9 +49,13 @@ SETTINGS = (
 )
 """A hardly warmed-up model: whether it learns is no matter here."""
 FAR = 100_000
-MOMENT_S = (0.0, 8.0)
-"""Before a kill; before every second one, on average, a new version is waited for, so that the run gets on."""
+MOMENT_S = (0.0, 4.0)
+"""Before a blow; before every second one, on average, a new version is waited for, so that the run gets on."""
 PATIENCE_S = 30.0
+BLOW = (1, 1, 2, 3)
+"""How many parts one blow hits: what dies together comes back together, which is harder, and takes no longer."""
+APART_S = (0.0, 1.0)
+"""Between the kills of one blow."""
 DRIVER = "driver"
 VICTIMS = {"rollout": "flows.rollout", "learn": "flows.learn", "trainer": "infra.training.main"}
 """Parts that are told by their command line. `engine` and `worker` are the workers of the pools."""
@@ -177,7 +181,7 @@ class Run:
 
 def run(kills: int, seed: int, say: Callable[[str], None]) -> Outcome:
     """`kills` kills in one real run, on services of its own. Raises RunEnded or DeadlineExceeded."""
-    chance, done = Random(seed), Counter[str]()
+    chance, done, began = Random(seed), Counter[str](), monotonic()
     with _services() as (home, env):
         live = Run(home, env)
         try:
@@ -188,14 +192,16 @@ def run(kills: int, seed: int, say: Callable[[str], None]) -> Outcome:
                 if chance.random() < 0.5:
                     live.watch(PATIENCE_S, live.head() + 1)
                 live.watch(chance.uniform(*MOMENT_S))
-                last = sum(done.values()) == kills - 1
-                part = DRIVER if last else chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-                if not live.kill(part):
-                    continue  # not there just now
-                done[part] += 1
-                say(f"real kill {sum(done.values())}: {part}, at version {live.head()}")
-                if part == DRIVER and not last:
-                    live.start(FAR, resume=True)
+                for part in blow(chance, kills - sum(done.values())):
+                    if not live.kill(part):
+                        continue  # not there just now
+                    done[part] += 1
+                    number = sum(done.values())
+                    say(f"real kill {number} after {monotonic() - began:.0f} s: {part}, at version {live.head()}")
+                    if part != DRIVER:
+                        live.watch(chance.uniform(*APART_S))
+                    elif number < kills:
+                        live.start(FAR, resume=True)
             steps = live.head() + 2
             live.start(steps, resume=True)
             live.wait()
@@ -208,6 +214,15 @@ def run(kills: int, seed: int, say: Callable[[str], None]) -> Outcome:
         return Outcome(audit(ObjectStore.connect(StoreSection()), PREFIX, live.witnessed), done)
 
 
+def blow(chance: Random, left: int) -> list[str]:
+    """The parts to kill next, in order, when so many kills are left. The driver comes last in a blow, for what it
+    started ends with it; and as the very last of all."""
+    if left == 1:
+        return [DRIVER]
+    parts = sorted(WEIGHTS, key=lambda part: chance.expovariate(WEIGHTS[part]))[: min(chance.choice(BLOW), left - 1)]
+    return sorted(parts, key=lambda part: part == DRIVER)
+
+
 @contextmanager
 def _services() -> Iterator[tuple[Path, dict[str, str]]]:
     """S3 and Prefect in a directory of their own; this process's environment names them too."""
@@ -217,7 +232,8 @@ def _services() -> Iterator[tuple[Path, dict[str, str]]]:
         try:
             ours = environment(supervisor.up(home, supervisor.AUTO, ["s3", "prefect"]))
             ours |= {"ROLLMILL_HOME": str(home / "rollmill"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-            ours["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"  # tracking is off: nothing is to be started for it
+            ours["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"  # tracking is off: nothing is to be started for it,
+            ours["DISABLE_MLFLOW_INTEGRATION"] = "TRUE"  # or imported by TRL, which is a sixth of a trainer's start
             os.environ.update(ours)
             yield home, {**os.environ, **ours}
         finally:
