@@ -38,12 +38,12 @@ from typing import Any
 import jinja2
 from tokenizers import Tokenizer
 
-from infra.templates import compile_template
+from infra.templates import compile_template, read_template
 from rl.errors import ConfigError
 from rl.sessions import Said, SaidCall
 from rl.trajectory import Message
 
-_MADE_UP_ROLE = "rollmillprobe"
+_PROBE = "rollmillprobe"
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
@@ -76,24 +76,12 @@ class ChatCodec:
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> ChatCodec:
-        """From a Hugging Face model directory. Raises ConfigError when it has no tokenizer or no usable
-        template.
-        """
+        """From a Hugging Face model directory. Raises ConfigError when it has no tokenizer or no usable template."""
         path = Path(directory)
         file = path / "tokenizer.json"
         if not file.is_file():
             raise ConfigError(f"{path}: has no tokenizer.json; save it with a fast tokenizer")
-        settings_file = path / "tokenizer_config.json"
-        settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
-        template_file = path / "chat_template.jinja"
-        template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
-        if not isinstance(template, str):
-            raise ConfigError(f"{path}: has no chat template; add chat_template.jinja (see docs of the tokenizer)")
-        names = {
-            key: value["content"] if isinstance(value, dict) else value
-            for key, value in settings.items()
-            if key.endswith("_token") and isinstance(value, dict | str)
-        }
+        template, names = read_template(path)
         return cls(Tokenizer.from_file(str(file)), template, names, str(path))
 
     @property
@@ -164,10 +152,20 @@ class ChatCodec:
             return {self._mask(key, contents): self._mask(entry, contents) for key, entry in value.items()}
         return [self._mask(entry, contents) for entry in value] if isinstance(value, list) else value
 
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the model which tools there are."""
+        probe = {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": {}}}
+        return _PROBE in self._render([{"role": "user", "content": "x"}], True, [probe])
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether the template writes the calls of a message that the model did not sample."""
+        said = [Said("user", "x"), Said("assistant", "", (SaidCall(_PROBE, "{}"),)), Said("tool", "x")]
+        return _PROBE in self._render([self._marked(one, False, []) for one in said], True)
+
     def reply(self, message: Message) -> list[int]:
-        """Tokens between one model turn, whose stop token was sampled, and the next: `message` and the
-        header.
-        """
+        """Tokens between one model turn, whose stop token was sampled, and the next: `message` and the header."""
         role = self._tool_role if message.role == "tool" else message.role
         if role not in self._suffix:
             raise ValueError(f"a reply has role tool or user, not {message.role!r}")
@@ -232,8 +230,8 @@ class ChatCodec:
                 return None
             return text if text.count(_mark(2)) == 1 else None
 
-        tool, made_up = rendered("tool"), rendered(_MADE_UP_ROLE)
-        return tool is not None and (made_up is None or tool != made_up.replace(_MADE_UP_ROLE, "tool"))
+        tool, made_up = rendered("tool"), rendered(_PROBE)
+        return tool is not None and (made_up is None or tool != made_up.replace(_PROBE, "tool"))
 
     def _derive_suffixes(self) -> dict[str, str]:
         """What follows the sampled stop token, by role of the next message, with mark 0 for its content.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -41,3 +42,20 @@ def compile_template(template: str, source: str) -> jinja2.Template:
         return environment.from_string(template)
     except jinja2.TemplateError as error:
         raise ConfigError(f"{source}: the chat template can not be read: {error}") from error
+
+
+def read_template(directory: Path) -> tuple[str, dict[str, str]]:
+    """The chat template of a Hugging Face model directory, and the named tokens that it may print. Raises ConfigError
+    when there is none."""
+    settings_file = directory / "tokenizer_config.json"
+    settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+    template_file = directory / "chat_template.jinja"
+    template = template_file.read_text() if template_file.is_file() else settings.get("chat_template")
+    if not isinstance(template, str):
+        raise ConfigError(f"{directory}: has no chat template; add chat_template.jinja (see docs of the tokenizer)")
+    names = {
+        key: value["content"] if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key.endswith("_token") and isinstance(value, dict | str)
+    }
+    return template, names

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.chat import ChatCodec
+from infra.chat import ChatCodec, UnfitConversation
 from infra.engines.errors import BadRequest
 from infra.proxy.agents import agent_post, envelope, events, sampled, usage
 from infra.proxy.http import answer
@@ -47,15 +47,23 @@ def routes(sessions: Sessions) -> list[Route]:
 
 
 def _ask(codec: ChatCodec, asked: ChatRequest) -> Ask:
-    """Raises BadRequest."""
+    """Raises BadRequest, UnfitConversation."""
     said = tuple(_said(message) for message in asked.messages)
     if said[-1].role == "assistant":
         raise BadRequest("messages: the last one is the model's own; a turn follows a message of somebody else")
     tools = asked.shown_tools
+    if tools and not codec.shows_tools:
+        raise UnfitConversation("tools: the chat template of this policy does not show any; leave them away")
+
+    def encode(known: int) -> list[int]:
+        if any(one.calls for one in said[known:]) and not codec.shows_calls:
+            raise UnfitConversation("messages: the chat template of this policy writes no tool_calls; say them as text")
+        return codec.conversation(said, tools, known)
+
     return Ask(
         said,
         ("chat", json.dumps(tools, sort_keys=True)),
-        lambda known: codec.conversation(said, tools, known),
+        encode,
         lambda known: [_readable(one) for one in said[known:]],
         lambda told, text, tokens: (*said, _hear(asked, told)),
         True,

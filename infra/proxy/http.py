@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from infra.chat import UnfitConversation
 from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy
 from infra.proxy.control import Refused, UnknownFence
 from infra.proxy.refusals import Denied
@@ -99,6 +100,8 @@ def _name(error: Exception) -> tuple[str, int]:
             return "unknown_policy", 422
         case PromptTooLong():
             return "prompt_too_long", 422
+        case UnfitConversation():
+            return "unfit_conversation", 422
         case BadRequest() | ValidationError():
             return "bad_request", 422
         case ClientDisconnect() | Gone():

@@ -16,6 +16,7 @@ from infra.chat import ChatCodec
 from infra.models.tiny import END, START, TEMPLATE, make_tokenizer
 from rl.errors import ConfigError
 from rl.trajectory import Message
+from tests.proxy.agents.qwen import make_codec
 
 NAMES = {"eos_token": END, "unk_token": "<unk>"}
 ECHO = (
@@ -174,3 +175,8 @@ def test_the_template_may_lie_in_the_tokenizers_configuration(tmp_path: Path) ->
 def test_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, infra.chat; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_what_a_template_does_not_show_is_known() -> None:
+    shown = {name: (codec.shows_tools, codec.shows_calls) for name, codec in (CODECS | {"qwen": make_codec()}).items()}
+    assert shown == {"tiny": (False, False), "echo": (False, False), "wrapped": (False, False), "qwen": (True, True)}
