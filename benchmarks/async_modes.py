@@ -20,11 +20,10 @@ measured in its own run (per step: L slowest group, T training, W = max(busiest 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from dataclasses import dataclass
 
-from benchmarks.report import Figure, emit
+from benchmarks.report import Figure, emit, machine
 from benchmarks.whole_run import Measured, RunFailed, run, services, warm_model
 
 PRESET = "long_tail"
@@ -44,7 +43,7 @@ QUICK, FULL = Size(7, 2), Size(14, 4)
 
 
 def work_bound(m: Measured) -> float:
-    return max(m.busiest_s, m.cpu_s / len(os.sched_getaffinity(0)))
+    return max(m.busiest_s, m.cpu_s / machine()["cores"])
 
 
 def least(m: Measured) -> float:
