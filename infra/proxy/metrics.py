@@ -45,16 +45,26 @@ class Metrics:
         )
         self.serving = Gauge(name + "serving_version", "Version that generates; -1 before the first", registry=r)
         self.serving.set(-1)
+        self._whose: dict[tuple[str, str], tuple[Gauge, Counter, Counter, Histogram]] = {}
 
     @contextmanager
     def generation(self, tenant: str, domain: str) -> Iterator[Callable[[int], None]]:
         """Of one request; call what it gives with the number of tokens when there is a result."""
-        in_flight, start = self.in_flight.labels(tenant, domain), perf_counter()
+        start = perf_counter()
+        if (found := self._whose.get((tenant, domain))) is None:  # looking labels up costs more than counting
+            whose = (tenant, domain)
+            found = self._whose[whose] = (
+                self.in_flight.labels(*whose),
+                self.requests.labels(*whose),
+                self.tokens.labels(*whose),
+                self.latency.labels(*whose),
+            )
+        in_flight, requests, sampled, latency = found
 
         def count(tokens: int) -> None:
-            self.requests.labels(tenant, domain).inc()
-            self.tokens.labels(tenant, domain).inc(tokens)
-            self.latency.labels(tenant, domain).observe(perf_counter() - start)
+            requests.inc()
+            sampled.inc(tokens)
+            latency.observe(perf_counter() - start)
 
         in_flight.inc()
         try:
