@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import audit, engines, environments, profile, rewards, samples, versions
+from flows import audit, engines, environments, profile, rewards, samples, simulate, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -163,6 +163,7 @@ app.add_typer(rewards.app, name="rewards")
 app.command("gc")(versions.collect)
 app.command("profile")(profile.profile)
 app.command("audit")(audit.audit)
+app.command("simulate")(simulate.simulate)
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ ROWS: tuple[Row, ...] = (
     # More than 3,000 GPUs for a week, alpha 1, a sixth of them training.
     Row("production: waiting for a batch", 0.0, 0.62, "share"),
     # MARLaaS: 64 NPUs, up to 32 tenants.
-    _one("tenants: steps per hour over one after another", 5.7, fitted="response_tokens and batch of a tenant"),
+    _one("tenants: steps per hour over one after another", 5.7, fitted="efficiency.train of the tenants"),
     _one("tenants: utilisation over one after another", 4.3),
     _one("tenants: idle time", 0.55, "x"),
     _one("tenants: end-to-end time of 32", 0.15, "x"),
