@@ -27,24 +27,10 @@ from infra.store.weights import WeightStore
 from rl.config.run import RunConfig
 from rl.sessions import Said
 from tests.proxy.agents.qwen import Lesson
+from tests.proxy.agents.words import ADD, ANSWER, CALL, QUESTION
 from tests.proxy.conftest import Trainer, make_config
 from tests.proxy.memory_store import MemoryStore
 
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            "required": ["a", "b"],
-        },
-    },
-}
-QUESTION = "What is 2 and 3?"
-CALL = '<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-ANSWER = "It is 5."
 LESSON = Lesson([[Said("user", QUESTION)], [Said("tool", "5")]], [CALL, ANSWER], [ADD])
 
 

@@ -25,7 +25,8 @@ from rl.trajectory import Problem, Status, Trajectory, Uid
 from tasks import runtime
 from tasks.interact import interact
 from tasks.reset import Member
-from tests.proxy.agents.serving import ADD, ANSWER, CALL, QUESTION, AgentProxy, serving
+from tests.proxy.agents.serving import AgentProxy, serving
+from tests.proxy.agents.words import ADD, ANSWER, CALL, QUESTION
 from tests.proxy.conftest import make_config
 
 RUNNING: list[AgentProxy] = []

@@ -10,7 +10,8 @@ import pytest
 
 from rl.sessions import Said, chosen
 from tests.proxy.agents.qwen import Lesson, save_qwen
-from tests.proxy.agents.serving import ANSWER, CALL, QUESTION, serving
+from tests.proxy.agents.serving import serving
+from tests.proxy.agents.words import ANSWER, CALL, QUESTION
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,8 @@ from infra.proxy.client import ControlClient, ControlRefused, ProxyClient, Reque
 from rl.sessions import Drift, branches, chosen, columns
 from rl.trajectory import Problem, Status, Trajectory, Uid
 from tests.engines.tiny_models import load, teacher_forced
-from tests.proxy.agents.serving import ADD, ANSWER, LESSON, QUESTION, AgentProxy, client, serving
+from tests.proxy.agents.serving import LESSON, AgentProxy, client, serving
+from tests.proxy.agents.words import ADD, ANSWER, QUESTION
 from tests.proxy.conftest import make_config
 
 USER = {"role": "user", "content": QUESTION}
