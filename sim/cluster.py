@@ -21,12 +21,14 @@ from rl.trajectory import Uid
 from sim.clock import Agenda
 from sim.config import Scenario
 from sim.engines import Engines, least_loaded
+from sim.host import Flight
+from sim.phases import FREE, Happened
 from sim.profiles import hardware, language_model
 from sim.rewards import Rewards
-from sim.run import Flight, Run
+from sim.run import Run
 from sim.weights import weight_times
 from sim.workload import Workload, shortest_turn
-from sim.world import FREE, Happened, World
+from sim.world import World
 
 
 class Cluster:
@@ -43,7 +45,7 @@ class Cluster:
         lockstep = MODES[scenario.mode].lockstep
         per_turn = 4.0 if lockstep else 3.0
         tick = scenario.tick or shortest_turn(scenario.domains, fastest) / per_turn
-        self.world = World(work, self._engines, Rewards(scenario.reward), self.model, tick)
+        self.world = World(work, self._engines, Rewards(scenario.reward), tick)
         if self._engines.split:
             self.world.carry_cache(self.model.kv_bytes / fitted.kv_bandwidth)
         self.agenda = Agenda()

@@ -13,10 +13,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
 from rl.ledger import Ledger
 from rl.modes import MODES
@@ -28,52 +26,11 @@ from rl.staleness import StalenessPolicy
 from rl.stream import ProblemStream, derive_seed
 from rl.trajectory import Uid
 from sim.config import DomainWork, Scenario
+from sim.host import Flight, Host, StepTimes
 
 MEMBER_RETRIES = 2
 _NORMAL = NormalDist()
 _STATE = StateRef(prefix="", manifest_sha256="", full=True)
-
-
-@dataclass(slots=True)
-class Flight:
-    """A group in flight."""
-
-    uid: Uid
-    version: int
-    domain: DomainWork
-    problem: float
-    """How much longer than usual the responses to its problem are."""
-    began: float
-    failed: set[int] = field(default_factory=set)
-    retries: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """One step, in seconds of the virtual clock."""
-
-    version: int
-    asked: float
-    """When the trainer was ready for a batch."""
-    batch: float
-    trained: float
-    committed: float
-    tokens: float
-    trajectories: int
-    lag: float
-    """Mean over the batch."""
-
-
-class Host(Protocol):
-    """What the cluster does for a run."""
-
-    @property
-    def now(self) -> float: ...
-    def place(self, run: Run, flights: list[Flight]) -> None: ...
-    def end(self, run: Run, uids: Iterable[Uid], playing: bool) -> None: ...
-    def train(self, run: Run, tokens: float, squares: float) -> None: ...
-    def push(self, run: Run) -> None: ...
-    def swap(self, run: Run) -> None: ...
 
 
 class Run:
@@ -117,6 +74,8 @@ class Run:
         self._swapping = False
         self._asked = self._batch_at = self._trained_at = 0.0
         self._tombs = 0
+        self._awaited: list[Uid] = []
+        """Groups in flight for which the version is held."""
 
     @property
     def over(self) -> bool:
@@ -143,8 +102,15 @@ class Run:
             self._submit()
         if self.changed and self.serving is not None:
             self._admit()
-        if self.waits and len(self.offered) >= (1 if self._tombs else self.policy.groups_per_step):
+        if self.waits and self._may_be_enough():
             self._take()
+
+    def _may_be_enough(self) -> bool:
+        """Whether it is worth asking for a batch: there are tombstones, or enough groups and none that is awaited."""
+        if self._tombs:
+            return True
+        enough = len(self.offered) >= self.policy.groups_per_step
+        return enough and not any(uid in self.in_flight for uid in self._awaited)
 
     # -- the trainer's side ------------------------------------------------------------------------------
 
@@ -152,6 +118,7 @@ class Run:
         waits = self.mode.waits and not self.drops.forgets
         flying = {uid: flight.version for uid, flight in self.in_flight.items()} if waits else None
         chosen = select(self.ahead, self.offered.values(), self.policy, self.drops, in_flight=flying)
+        self._awaited = chosen.awaited
         if not chosen.batch:
             if chosen.dropped and self._record is None:
                 self._append(Settle(**self._stamp(), dropped=tuple(chosen.dropped)))

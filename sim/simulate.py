@@ -13,8 +13,8 @@ from typing import Any
 from rl.errors import RollmillError
 from sim.cluster import Cluster
 from sim.config import Scenario
+from sim.host import StepTimes
 from sim.profiles import hardware
-from sim.run import StepTimes
 
 LONGEST = 4e6
 """Seconds of the virtual clock after which a scenario without a horizon is given up."""

@@ -18,60 +18,34 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from sim.engines import Engines
-from sim.profiles import LanguageModel
+from sim.phases import (
+    DECODE,
+    FREE,
+    HELD,
+    READ,
+    RESET,
+    SCORE,
+    STEP,
+    WAIT_READ,
+    WAIT_SCORE,
+    WAIT_STEP,
+    Happened,
+    Totals,
+)  # fmt: skip
 from sim.rewards import Rewards
 from sim.workload import Workload
 
 Array = np.ndarray
 NEVER = np.inf
 
-# Phases of a slot: plain numbers, for they are compared with arrays millions of times.
-FREE, RESET, READ, DECODE, STEP, SCORE = range(6)
-HELD = 6
-"""Ready for its next turn, but the engines stand still."""
-WAIT_READ = 7
-"""Ready for its next turn, but others of its run are not (lockstep)."""
-WAIT_STEP = 8
-"""Answered, but others of its run are not (lockstep)."""
-WAIT_SCORE = 9
-"""Played to its end, but others of its run are not (lockstep)."""
-
-
-@dataclass
-class Totals:
-    """What was done since the beginning."""
-
-    tokens: float = 0.0
-    """Of trajectories that were played to their end, prompts and responses."""
-    finished: int = 0
-    failed: int = 0
-    ended: int = 0
-    """Trajectories that were stopped before they were through."""
-    busy: Array = field(default_factory=lambda: np.zeros(0))
-    """Seconds by engine in which it decodes or reads."""
-    stalled: float = 0.0
-    """Seconds in which the engines stood still for an update."""
-
-
-@dataclass
-class Happened:
-    """Of one tick: slots that finished and slots that failed, with their groups and moments."""
-
-    finished: Array
-    failed: Array
-
 
 class World:
     """Slots, engines, environments and rewards; no policy."""
 
-    def __init__(
-        self, work: Workload, engines: Engines, rewards: Rewards, model: LanguageModel, tick: float, slots: int = 1024
-    ):
+    def __init__(self, work: Workload, engines: Engines, rewards: Rewards, tick: float, slots: int = 1024):
         self.work, self.engines, self.rewards, self.tick = work, engines, rewards, tick
         self._kv_seconds = 0.0
         self.now = 0.0
