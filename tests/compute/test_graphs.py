@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from distributed import get_worker
 
-from infra.compute.graphs import GroupGraph, Placements, Stages
+from infra.compute.graphs import GroupGraph, Placements, Stages, play_together
 from infra.compute.pools import slots
 from rl.errors import EnvironmentFailure, PlacementError, StageFailure, StaleTrajectory
 from rl.placement import HardwareClass, runs_on
@@ -196,3 +196,26 @@ def test_every_stage_runs_on_a_worker_of_its_class(client):
     for ordinal in range(20, 25):
         this = GroupGraph(client, placements, "where", Uid(ordinal, 0), Problem(ordinal, "d", 0, 1), 0, SIZE, 0, 30)
         assert this.run() == [["cpu", "cpu", "lambda", "cpu"]] * SIZE
+
+
+@pytest.mark.parametrize("unit", ["group", "trajectory"])
+def test_what_was_played_together_is_taken_and_only_what_failed_is_played_again(client, unit):
+    @runs_on("cpu")
+    async def together(run, starts):
+        return {(uid, member): (uid.ordinal, member, 0) for uid, _, _, size in starts for member in range(size)}
+
+    @runs_on("cpu")
+    def pick(run, played, uid, member):
+        if member == 2:
+            raise EnvironmentFailure("it broke in lockstep")
+        return played[uid, member]
+
+    STARTS.clear()
+    stages = Stages(reset, interact, score, admit, together, pick)
+    placements = Placements(stages, slots(client))
+    starts = [(Uid(n, 0), Problem(n, "d", n, 1)) for n in (50 + 2 * (unit == "group"), 51 + 2 * (unit == "group"))]
+    played = play_together(client, placements, "fine", starts, SIZE, 0)
+    for uid, problem in starts:
+        this = GroupGraph(client, placements, "fine", uid, problem, 0, SIZE, 2, 30, played=played)
+        assert complete(this, unit) == [(uid.ordinal, m, int(m == 2)) for m in range(SIZE)]
+    assert {(uid.ordinal, 2): 1 for uid, _ in starts} == STARTS
