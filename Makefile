@@ -52,10 +52,10 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-# The fast tests side by side; those with servers and processes of their own after one another.
+# Side by side, the fast tests first; whole runs stay after one another (see tests/conftest.py).
 test: lint types contracts ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "(slow or server) and not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "(slow or server) and not full" $(PYTEST_ARGS)
 
 # Under 2 minutes.
 test-fast: lint bfcl
