@@ -8,8 +8,8 @@ Invariants
 - What is dropped is dropped by name, and every drop says what becomes of the ordinal.
 - A group without signal (equal rewards) is dropped only together with a batch, or when so many were looked
   at that none can form: a poll that finds too little changes nothing.
-- No step makes a group stale that it could have waited for: no batch forms while one is in flight that only this step
-  may still train. (So no trajectory is preferred for being short. Under alpha 0 what is over stays over.)
+- No step makes a group stale that it could have waited for: no batch forms while too few of those are sealed that it
+  must hold, if it and the steps after it are to train all that is in flight in time. (So no trajectory is preferred for being short. Under alpha 0 what is over stays over.)
 - A problem that was dropped as stale too often is protected: no batch forms while its attempt is in flight and the
   step would make it stale again, and it is admitted whatever else waits. Only if that was of no use is it abandoned.
 - Admission draws, in stream order, what is neither settled nor sealed nor in flight: it owns no cursor.
@@ -120,7 +120,6 @@ def select(
     result = Selection(duplicates=len(candidates) - len(judged))
     sealed = {c.uid for c in judged}
     result.awaited = _awaited(ledger, sealed, staleness, drops)
-    result.awaited += _due(ledger, in_flight or {}, {*sealed, *result.awaited}, staleness)
     eligible: list[Candidate] = []
     for c in judged:
         if c.tombstone is not None:
@@ -131,6 +130,8 @@ def select(
             result.dropped.append(_missed(c.uid, drops))
         else:
             eligible.append(c)
+    flying = {uid: start for uid, start in (in_flight or {}).items() if uid not in sealed}
+    result.awaited += _due(ledger, flying, eligible, result.awaited, staleness)
     if result.awaited:
         return result
     equal: list[Drop] = []
@@ -199,12 +200,28 @@ def _awaited(
     return [uid for uid in drops.protected_attempts(ledger) if uid not in sealed and lag(uid) >= staleness.alpha]
 
 
-def _due(ledger: Ledger, in_flight: Mapping[Uid, int], but: Collection[Uid], staleness: StalenessPolicy) -> list[Uid]:
-    """Open attempts in flight that the coming step is the last one to train, in stream order."""
+def _due(
+    ledger: Ledger,
+    in_flight: Mapping[Uid, int],
+    eligible: Iterable[Candidate],
+    but: Collection[Uid],
+    staleness: StalenessPolicy,
+) -> list[Uid]:
+    """Open attempts in flight, in stream order, of which some must be in the coming batch: what can be trained by the
+    next n steps at the latest fits into them only if this batch holds enough of it, and so much is not sealed yet."""
     if staleness.alpha == 0:
         return []
-    last = (uid for uid, start in in_flight.items() if ledger.lag(start) == staleness.alpha)
-    return sorted(uid for uid in last if ledger.is_open(uid) and uid not in but)
+    lags = ((uid, ledger.lag(start)) for uid, start in in_flight.items() if uid not in but and ledger.is_open(uid))
+    left = {uid: staleness.alpha - lag for uid, lag in lags if lag is not None and lag <= staleness.alpha}
+    flying = Counter(left.values())
+    sealed = Counter(staleness.alpha - (ledger.lag(c.version) or 0) for c in eligible)
+    here = coming = 0
+    for later in range(staleness.alpha + 1):
+        here, coming = here + sealed[later], coming + flying[later]
+        needed = min(staleness.groups_per_step, here + coming - later * staleness.groups_per_step)
+        if coming and needed > here:
+            return sorted(uid for uid, steps in left.items() if steps <= later)
+    return []
 
 
 def doomed(

@@ -106,11 +106,11 @@ class Run:
             self._take()
 
     def _may_be_enough(self) -> bool:
-        """Whether it is worth asking for a batch: there are tombstones, or enough groups and none that is awaited."""
+        """Whether it is worth asking for a batch: there are tombstones, or enough groups and one that was awaited."""
         if self._tombs:
             return True
         enough = len(self.offered) >= self.policy.groups_per_step
-        return enough and not any(uid in self.in_flight for uid in self._awaited)
+        return enough and not (self._awaited and all(uid in self.in_flight for uid in self._awaited))
 
     # -- the trainer's side ------------------------------------------------------------------------------
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from infra.services import supervisor
 from infra.services.endpoints import Endpoints, S3Endpoint
+
+os.environ["COLUMNS"] = "300"  # read once, by whichever test first brings the command line: no table is cut
 
 RUNS = ("tests/flows/", "tests/training/", "tests/proxy/agents/", "tests/tasks/", "tests/test_crash_harness.py")
 """Tests of whole trainers and runs: one after another, for each wants the machine."""
