@@ -9,7 +9,8 @@ Invariants
 - A group without signal (equal rewards) is dropped only together with a batch, or when so many were looked
   at that none can form: a poll that finds too little changes nothing.
 - No step makes a group stale that it could have waited for: no batch forms while too few of those are sealed that it
-  must hold, if it and the steps after it are to train all that is in flight in time. (So no trajectory is preferred for being short. Under alpha 0 what is over stays over.)
+  must hold, if it and the steps after it are to train all that is in flight in time. (So no trajectory is preferred for
+  being short. Under alpha 0 what is over stays over.)
 - A problem that was dropped as stale too often is protected: no batch forms while its attempt is in flight and the
   step would make it stale again, and it is admitted whatever else waits. Only if that was of no use is it abandoned.
 - Admission draws, in stream order, what is neither settled nor sealed nor in flight: it owns no cursor.
