@@ -17,6 +17,7 @@ RUNS = ("tests/flows/", "tests/training/", "tests/proxy/agents/", "tests/tasks/"
 """Tests of whole trainers and runs: one after another, for each wants the machine."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What must not run beside its like, when the tests run side by side (`--dist loadgroup`)."""
     for item in items:
