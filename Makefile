@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm clean
+.PHONY: install sandbox demo test test-runs test-servers test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -52,10 +52,19 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-# Side by side, the fast tests first; whole runs stay after one another (see tests/conftest.py).
+# The fast tests on both cores; then whole trainers and runs, each of which wants a core and more, beside the other tests
+# with servers and processes of their own.
+RUNS := tests/flows tests/training tests/proxy/agents tests/tasks tests/test_crash_harness.py
+SLOW := -m "(slow or server) and not full"
 test: lint types contracts ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "(slow or server) and not full" $(PYTEST_ARGS)
+	$(MAKE) -j 2 --output-sync=target test-runs test-servers
+
+test-runs:
+	$(BIN)/python -m pytest $(SLOW) $(PYTEST_ARGS) $(RUNS)
+
+test-servers:
+	$(BIN)/python -m pytest $(SLOW) $(PYTEST_ARGS) $(addprefix --ignore=,$(RUNS))
 
 # Under 2 minutes.
 test-fast: lint bfcl

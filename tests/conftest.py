@@ -13,20 +13,6 @@ from infra.services.endpoints import Endpoints, S3Endpoint
 
 os.environ["COLUMNS"] = "300"  # read once, by whichever test first brings the command line: no table is cut
 
-RUNS = ("tests/flows/", "tests/training/", "tests/proxy/agents/", "tests/tasks/", "tests/test_crash_harness.py")
-"""Tests of whole trainers and runs: one after another, for each wants the machine."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What must not run beside its like, when the tests run side by side (`--dist loadgroup`)."""
-    for item in items:
-        if "[vllm" in item.nodeid or "test_vllm_server" in item.nodeid:  # they share a server that starts for a minute
-            item.add_marker(pytest.mark.xdist_group("vllm"))
-        elif item.nodeid.startswith(RUNS):
-            item.add_marker(pytest.mark.xdist_group("runs"))
-
-
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Endpoint]:
     """A real S3 server (about 1 s). Shared by the session: use your own prefix. Mark the test `server`."""
