@@ -11,7 +11,7 @@ import pytest
 from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import audit, descendants, find, head, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
 POOLS = "pools={type: local, cpu: 64, lambda: 8, compute_gpu: 2, bandwidth_gpu: 2}"
 
@@ -41,7 +41,6 @@ def test_a_run_on_two_classes_outlives_an_engine_and_can_be_profiled(rollmill: R
     assert lake["runs_on"] == "bandwidth_gpu"
 
 
-@pytest.mark.full
 @pytest.mark.timeout(1600)
 def test_a_run_on_vllm_with_prompts_and_answers_on_two_servers(rollmill: Rollmill):
     name = "vllm"

@@ -9,7 +9,7 @@ from rl.trajectory import Span, Trajectory
 from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import audit
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
 SLOW = "domains.0.injection={step_latency: {type: normal, mean: 0.05, deviation: 0.05}}"
 
