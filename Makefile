@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-runs test-servers test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm clean
+.PHONY: install sandbox demo test test-runs test-servers test-vllm test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -55,8 +55,8 @@ contracts: install
 # The fast tests on both cores; then whole trainers and runs, each of which wants a core and more, beside the other tests
 # with servers and processes of their own.
 RUNS := tests/flows tests/training tests/proxy/agents tests/tasks tests/test_crash_harness.py
-SLOW := -m "(slow or server) and not full"
-test: lint types contracts ministack bfcl environments agents rdma vllm
+SLOW := -m "(slow or server) and not full" -k "not vllm"
+test: lint types contracts ministack bfcl environments agents rdma
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
 	$(MAKE) -j 2 --output-sync=target test-runs test-servers
 
@@ -66,9 +66,13 @@ test-runs:
 test-servers:
 	$(BIN)/python -m pytest $(SLOW) $(PYTEST_ARGS) $(addprefix --ignore=,$(RUNS))
 
-# Under 2 minutes.
-test-fast: lint bfcl
-	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
+# The contract of engines against a vLLM server (some minutes to install, and some to run).
+test-vllm: vllm
+	$(BIN)/python -m pytest -k vllm -m "slow and not full" $(PYTEST_ARGS) tests/engines
+
+# The policies and rules alone, which do no I/O: under 2 minutes.
+test-fast: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS) tests/rl tests/chat tests/compute
 
 test-full: lint types contracts smollm2 ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

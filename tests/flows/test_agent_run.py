@@ -14,7 +14,7 @@ from tests.flows.conftest import Rollmill
 from tests.proxy.agents.qwen import save_qwen
 from tests.proxy.agents.serving import LESSON
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
 
 def test_an_agent_is_trained_through_openais_api(rollmill: Rollmill, tmp_path: Path) -> None:

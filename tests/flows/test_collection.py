@@ -14,7 +14,7 @@ from infra.store.objects import ObjectStore
 from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import find, head, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
 
 def test_a_killed_trainer_replays_from_a_sparse_checkpoint_after_collections(rollmill: Rollmill):
