@@ -11,7 +11,7 @@ over the median. One thread computes.
 Two models, so that the overhead of a small one is shown and not hidden:
 - calculator: the demo's (0.8 million parameters), trajectories as in the demo: 16 tokens of prompt, 4 turns of 6
   tokens, 8 tokens of observation;
-- larger: 13 million parameters, 64 tokens of prompt, 3 turns of 32 tokens, 24 of observation.
+- larger: nominally 13 million parameters, 64 tokens of prompt, 3 turns of 32 tokens, 24 of observation.
 
 - `tokens_per_s_ratio`: tokens per second through the proxy over those of the bare engine, 32 trajectories at once, of
   the larger model; `tokens_per_s_ratio_calculator` of the demo's, and `..._12` with turns twice as long as there.
@@ -23,9 +23,9 @@ Two models, so that the overhead of a small one is shown and not hidden:
   (its files are pulled from the store, read and verified with the engine suspended). `swap_over_local_load`: over only
   reading the files from this machine's cache and copying them into the model, without any store or proxy.
 
-What was found: beside the larger model the proxy costs nothing that could be told from the noise. Beside the demo's it
-costs a third of the tokens and more: a turn there takes about 10 ms of CPU, and proxy and engine share one interpreter,
-so that each request's work, and each change from one thread to the other, holds up the next token. (Starlette's layers,
+What was found, on a busy machine: beside the larger model the proxy costs nothing that could be told from
+the noise. Beside the demo's it costs a third of the tokens: a turn there takes about 10 ms of CPU, and proxy and engine
+share one interpreter, which is the likely cause and was not proved. (Starlette's layers,
 a second and a third task per request and the look-up of labelled metrics were taken out of `/generate`: a third of its
 CPU.) What an adapter costs is the number of small operations: eight of them in two batched products come close to one
 alone, where a loop over them did not.

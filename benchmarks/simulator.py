@@ -7,9 +7,9 @@ parameters, four kinds of agentic work, alpha 1, up to 10,240 trajectories unset
 `--quick` runs six hours of it and multiplies. `share_of_predicted_rows_within_10pct` is over the published numbers that
 nothing was fitted to; the table says which those are. It takes minutes; `--quick` leaves the slow experiments out.
 
-Why ticks: at 10,000 trajectories of some tens of turns a week has about a hundred million turns. A heap of events costs
-a microsecond or two per event in Python, and a process library ten; arrays of all trajectories, moved a tick at a time,
-cost the same per tick however many turns end in it.
+Why ticks (estimated; the alternatives were not timed): with 10,000 trajectories of some tens of turns in flight a week
+has very many turns, and an event loop in Python pays for each of them; arrays of all trajectories, moved a tick at a
+time, cost the same per tick however many turns end in it.
 """
 
 from __future__ import annotations
