@@ -52,9 +52,9 @@ types: install
 contracts: install
 	$(BIN)/lint-imports
 
-# The fast tests on both cores; then whole trainers and runs, each of which wants a core and more, beside the other tests
+# The fast tests on both cores; then whole runs, each of which wants a core and more, beside the other tests
 # with servers and processes of their own.
-RUNS := tests/flows tests/training tests/proxy/agents tests/tasks tests/test_crash_harness.py
+RUNS := tests/flows tests/proxy/agents tests/test_crash_harness.py
 SLOW := -m "(slow or server) and not full" -k "not vllm"
 test: lint types contracts ministack bfcl environments agents rdma
 	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)

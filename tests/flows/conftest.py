@@ -49,7 +49,7 @@ class Rollmill:
             start_new_session=True,
         )
 
-    def __call__(self, *arguments: str, timeout: float = 280) -> tuple[int, str]:
+    def __call__(self, *arguments: str, timeout: float = 600) -> tuple[int, str]:
         process = self.start(*arguments)
         try:
             output, _ = process.communicate(timeout=timeout)
