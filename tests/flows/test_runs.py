@@ -133,7 +133,9 @@ def test_lora_and_the_unit_trajectory_train_too(rollmill: Rollmill):
     audit(rollmill, "lora", 2)
 
 
-@pytest.mark.parametrize("module", ["flows.rollout", "infra.training.main", "flows.learn"])
+@pytest.mark.parametrize(
+    "module", ["flows.rollout", "infra.training.main", pytest.param("flows.learn", marks=pytest.mark.full)]
+)
 def test_a_killed_process_is_started_again_and_the_run_ends_well(rollmill: Rollmill, module: str):
     name = f"kill-{module.rsplit('.', 1)[0].replace('.', '-')}-{module.rsplit('.', 1)[1]}"
     process = rollmill.start(*rollmill.train_arguments(name, "training.steps=6"))
@@ -182,6 +184,7 @@ def test_after_kill_9_of_the_run_nothing_is_left_and_resume_loses_and_doubles_no
     assert [s.weights_sha256 for s in after[: len(before)]] == [s.weights_sha256 for s in before]
 
 
+@pytest.mark.full
 def test_a_deterministic_run_killed_at_random_ends_at_the_same_weights(rollmill: Rollmill):
     sets = ("deterministic=true", "staleness.alpha=0", "training.steps=4", "evaluation.problems=0")
     code, output = rollmill.train("undisturbed", *sets)

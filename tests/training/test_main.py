@@ -288,7 +288,13 @@ MOMENTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("moment", "left"), MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "left"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.full] * (name not in ("after-record", "engines-suspended")))
+        for name, case in MOMENTS.items()
+    ],
+)
 def test_a_kill_at_the_commit_loses_and_doubles_nothing(
     scene: Callable[..., Scene], moment: str, left: int
 ) -> None:
