@@ -127,6 +127,7 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
     assert code == 2, "looking at a run that does not exist must not make one"
 
 
+@pytest.mark.full
 def test_lora_and_the_unit_trajectory_train_too(rollmill: Rollmill):
     code, output = rollmill.train("lora", "model.lora={rank: 4}", "rollout.unit=trajectory", "training.steps=2")
     assert code == 0, output
@@ -134,7 +135,12 @@ def test_lora_and_the_unit_trajectory_train_too(rollmill: Rollmill):
 
 
 @pytest.mark.parametrize(
-    "module", ["flows.rollout", "infra.training.main", pytest.param("flows.learn", marks=pytest.mark.full)]
+    "module",
+    [
+        pytest.param("flows.rollout", marks=pytest.mark.full),
+        "infra.training.main",
+        pytest.param("flows.learn", marks=pytest.mark.full),
+    ],
 )
 def test_a_killed_process_is_started_again_and_the_run_ends_well(rollmill: Rollmill, module: str):
     name = f"kill-{module.rsplit('.', 1)[0].replace('.', '-')}-{module.rsplit('.', 1)[1]}"
