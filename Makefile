@@ -55,9 +55,10 @@ contracts: install
 # The fast tests on both cores; then whole runs, each of which wants a core and more, beside the other tests
 # with servers and processes of their own.
 RUNS := tests/flows tests/proxy/agents tests/test_crash_harness.py
+FAST := -n 2 -m "not slow and not server and not full"
 SLOW := -m "(slow or server) and not full" -k "not vllm"
 test: lint types contracts ministack bfcl environments agents rdma
-	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(FAST) $(PYTEST_ARGS)
 	$(MAKE) -j 2 --output-sync=target test-runs test-servers
 
 test-runs:
@@ -72,7 +73,7 @@ test-vllm: vllm
 
 # The policies and rules alone, which do no I/O: under 2 minutes.
 test-fast: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow and not server and not full" $(PYTEST_ARGS) tests/rl tests/chat tests/compute
+	$(BIN)/python -m pytest $(FAST) $(PYTEST_ARGS) tests/rl tests/chat tests/compute
 
 test-full: lint types contracts smollm2 ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

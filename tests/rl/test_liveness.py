@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.errors import ProtocolViolation
 from rl.ledger import Ledger
 from rl.modes import MODES, Mode
 from rl.protocol import Phase, StepProtocol
@@ -115,12 +114,10 @@ class Trainer:
 
     def _enter(self, phase: Phase) -> bool:
         """Whether it was this phase's turn."""
-        if (phase is Phase.TRAIN and self.awaits) or (phase is Phase.COMMIT and self.on_its_way is None):
+        ready = not (phase is Phase.TRAIN and self.awaits) and not (phase is Phase.COMMIT and self.on_its_way is None)
+        if not ready or not self.protocol.may(phase):
             return False
-        try:
-            self.protocol.enter(phase)
-        except ProtocolViolation:
-            return False
+        self.protocol.enter(phase)
         match phase:
             case Phase.GET_BATCH:
                 self.awaits = True
