@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 
@@ -94,13 +95,14 @@ class Ledger:
     def lag(self, start: int, base: int | None = None) -> int | None:
         """Steps on the live line from `start` to `base` (the head by default); None when `start` was rolled
         back. A version older than the kept line counts as older than all of it."""
-        base = self.head if base is None else base
-        if base is None or base not in self.line:
+        base, line = self.head if base is None else base, self.line
+        at = -1 if base is None else bisect_left(line, base)  # versions on the line are in order
+        if at < 0 or at == len(line) or line[at] != base:
             raise LogCorrupt(f"version {base} is not on the live line")
-        at = self.line.index(base)
-        if start in self.line:
-            return at - self.line.index(start)
-        return at + 1 if self.line and start < self.line[0] else None
+        begun = bisect_left(line, start)
+        if begun < len(line) and line[begun] == start:
+            return at - begun
+        return at + 1 if start < line[0] else None
 
     def settled(self, ordinal: int) -> bool:
         return ordinal < self.low_water or ordinal in self.settled_above
@@ -138,19 +140,12 @@ class Ledger:
             case Rollback():
                 if record.snapshot is None or record.snapshot.head != record.to:
                     raise LogCorrupt(f"record {record.lsn}: a rollback to {record.to} without its snapshot")
-                if (
-                    record.snapshot.next_version < self.next_version
-                    or record.snapshot.gc_floor < self.gc_floor
-                ):
-                    raise LogCorrupt(
-                        f"record {record.lsn}: a rollback may lower neither versions nor the gc floor"
-                    )
+                if record.snapshot.next_version < self.next_version or record.snapshot.gc_floor < self.gc_floor:
+                    raise LogCorrupt(f"record {record.lsn}: a rollback may lower neither versions nor the gc floor")
                 self._restore(record.snapshot)
             case GcFloor():
                 if record.version < self.gc_floor:
-                    raise LogCorrupt(
-                        f"record {record.lsn}: gc floor falls from {self.gc_floor} to {record.version}"
-                    )
+                    raise LogCorrupt(f"record {record.lsn}: gc floor falls from {self.gc_floor} to {record.version}")
                 if record.version > self.oldest_needed:
                     raise LogCorrupt(
                         f"record {record.lsn}: gc floor {record.version} is above version {self.oldest_needed}, which "
@@ -182,9 +177,7 @@ class Ledger:
     def _open(self, lsn: int, text: str) -> Uid:
         uid = Uid.parse(text)
         if not self.is_open(uid):
-            raise LogCorrupt(
-                f"record {lsn}: attempt {uid} is not open (open is {self.open_attempt(uid.ordinal)})"
-            )
+            raise LogCorrupt(f"record {lsn}: attempt {uid} is not open (open is {self.open_attempt(uid.ordinal)})")
         return uid
 
     def _retain(self, record: Retain) -> None:

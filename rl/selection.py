@@ -48,9 +48,7 @@ class Candidate:
         newest = max((max(member.versions) for member in group.members), default=group.version)
         later = newest if newest > group.version else None
         tokens = max((member.generated_tokens for member in group.members), default=0)
-        return cls(
-            group.uid, group.version, group.informative, group.tombstone, later, group.problem.domain, tokens
-        )
+        return cls(group.uid, group.version, group.informative, group.tombstone, later, group.problem.domain, tokens)
 
     def rolled_back(self, ledger: Ledger) -> bool:
         """Whether any of its tokens comes from a version that is no longer on the live line."""
@@ -65,7 +63,9 @@ class Selection:
     dropped: list[Drop] = field(default_factory=list)
     duplicates: int = 0
     awaited: list[Uid] = field(default_factory=list)
-    """Attempts for which the version is held: no batch forms before they are sealed."""
+    """Attempts for which the version is held: no batch forms before they are sealed, or enough of them."""
+    missing: int = 0
+    """Without a batch: at least so many more attempts have to be sealed, on this ledger, before one can form."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ def select(
         else:
             eligible.append(c)
     flying = {uid: start for uid, start in (in_flight or {}).items() if uid not in sealed}
-    result.awaited += _due(ledger, flying, eligible, result.awaited, staleness)
+    due, lacking = _due(ledger, flying, eligible, result.awaited, staleness)
+    result.missing = max(lacking, len(result.awaited))
+    result.awaited += due
     if result.awaited:
         return result
     equal: list[Drop] = []
@@ -145,7 +147,9 @@ def select(
         if len(batch) == staleness.groups_per_step or len(batch) + len(equal) == staleness.examined_per_step:
             result.batch = batch
             result.dropped += equal
-            break
+            return result
+    seen = len(batch) + len(equal)
+    result.missing = min(staleness.groups_per_step - len(batch), staleness.examined_per_step - seen)
     return result
 
 
@@ -189,9 +193,7 @@ def _by_turn(
     return [*first, *within, *rest]
 
 
-def _awaited(
-    ledger: Ledger, sealed: Collection[Uid], staleness: StalenessPolicy, drops: DropPolicy
-) -> list[Uid]:
+def _awaited(ledger: Ledger, sealed: Collection[Uid], staleness: StalenessPolicy, drops: DropPolicy) -> list[Uid]:
     """Protected attempts in flight that the coming step would make stale. They were granted at a known head, when
     the engines served that version or, under alpha >= 1, the one before."""
 
@@ -207,11 +209,12 @@ def _due(
     eligible: Iterable[Candidate],
     but: Collection[Uid],
     staleness: StalenessPolicy,
-) -> list[Uid]:
+) -> tuple[list[Uid], int]:
     """Open attempts in flight, in stream order, of which some must be in the coming batch: what can be trained by the
-    next n steps at the latest fits into them only if this batch holds enough of it, and so much is not sealed yet."""
+    next n steps at the latest fits into them only if this batch holds enough of it, and so much is not sealed yet. And
+    how many more have to be sealed."""
     if staleness.alpha == 0:
-        return []
+        return [], 0
     lags = ((uid, ledger.lag(start)) for uid, start in in_flight.items() if uid not in but and ledger.is_open(uid))
     left = {uid: staleness.alpha - lag for uid, lag in lags if lag is not None and lag <= staleness.alpha}
     flying = Counter(left.values())
@@ -221,8 +224,8 @@ def _due(
         here, coming = here + sealed[later], coming + flying[later]
         needed = min(staleness.groups_per_step, here + coming - later * staleness.groups_per_step)
         if coming and needed > here:
-            return sorted(uid for uid, steps in left.items() if steps <= later)
-    return []
+            return sorted(uid for uid, steps in left.items() if steps <= later), needed - here
+    return [], 0
 
 
 def doomed(

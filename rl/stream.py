@@ -35,6 +35,9 @@ class ProblemStream:
         self._seed = seed
         self._weights = {name: int(weight * scale) for name, weight in exact.items()}
         self._total = sum(self._weights.values())
+        all_weights = math.lcm(*self._weights.values())
+        self._spacing = {name: all_weights // weight for name, weight in self._weights.items()}
+        """Between two problems of a domain, in whole parts of one draw."""
         self._drawn: list[tuple[str, int]] = []
         self._counts = dict.fromkeys(self._weights, 0)
 
@@ -64,7 +67,7 @@ class ProblemStream:
         (Balinski, Young 1975). Taking the one furthest below its share instead drifts by more than one."""
         n = len(self._drawn) + 1
         below = [k for k, w in self._weights.items() if w * n > self._total * self._counts[k]]
-        return min(below, key=lambda k: (Fraction(self._counts[k] + 1, self._weights[k]), k))
+        return min(below, key=lambda k: ((self._counts[k] + 1) * self._spacing[k], k))
 
     def held_out(self, domain: str, count: int) -> list[Problem]:
         """The first `count` held-out problems of a domain; they depend on the domain alone, not on the run's
