@@ -13,7 +13,8 @@ from pathlib import Path
 
 from infra.models.pretrained import check_pretrained
 from infra.models.smollm2 import find_weights, write_smollm2
-from rl.config.model import ModelSection, PretrainedModel, Smollm2Model
+from rl.config.model import ModelSection, PretrainedModel, ServiceModel, Smollm2Model
+from rl.errors import ConfigError
 
 
 def check_source(model: ModelSection) -> None:
@@ -31,6 +32,8 @@ def materialise(model: ModelSection, cache_dir: Path, seed: int) -> Path:
         return check_pretrained(source.path)
     if isinstance(source, Smollm2Model):
         return _cached(cache_dir / f"smollm2-{model.dtype}", lambda into: write_smollm2(into, model.dtype))
+    if isinstance(source, ServiceModel):
+        raise ConfigError(f"model.source: service {source.name!r} keeps its base in the store; start the service first")
     from infra.models.tiny import write_tiny
 
     name = f"tiny-{source.size.hidden_size}x{source.size.layers}-seed{seed}"

@@ -1,4 +1,5 @@
-"""Reads a configuration into a RunConfig, with one clear line per mistake; writes and reads resolved ones.
+"""Reads configurations with one clear line per mistake (a RunConfig, or what `kind` names); writes and reads resolved
+ones.
 
 Invariants: the only exception is ConfigError; its message names the file, the field, the value and the mend;
 one mistake makes one line. `loads(dumps(config)) == config`.
@@ -10,18 +11,26 @@ import difflib
 import json
 import reprlib
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rl.config.base import Section
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
+
+S = TypeVar("S", bound=Section)
 
 
 def parse(text: str, source: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """A RunConfig from YAML text. `overrides` maps dotted field paths (`training.steps`, `domains.0.weight`)
     to values and wins over the text."""
+    return parse_as(RunConfig, text, source, overrides)
+
+
+def parse_as(kind: type[S], text: str, source: str, overrides: Mapping[str, Any] | None = None) -> S:
+    """The same for any root."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -30,29 +39,39 @@ def parse(text: str, source: str, overrides: Mapping[str, Any] | None = None) ->
         raise ConfigError(f"{source}: a configuration is a mapping of fields, found {type(tree).__name__}")
     for path, value in (overrides or {}).items():
         _set(tree, path, value, source)
-    return validate(tree, source)
+    return validate_as(kind, tree, source)
 
 
 def validate(tree: Mapping[str, Any], source: str) -> RunConfig:
     """A RunConfig from a plain tree."""
+    return validate_as(RunConfig, tree, source)
+
+
+def validate_as(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
+    """The same for any root."""
     try:
-        return RunConfig.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in _lines(error, tree))) from error
+        raise ConfigError("\n".join(f"{source}: {line}" for line in _lines(kind, error, tree))) from error
 
 
-def dumps(config: RunConfig) -> str:
+def dumps(config: Section) -> str:
     """The resolved configuration as JSON: every field, also those left at their defaults."""
     return config.model_dump_json(by_alias=True, indent=2)
 
 
 def loads(text: str) -> RunConfig:
     """What `dumps` wrote."""
+    return loads_as(RunConfig, text)
+
+
+def loads_as(kind: type[S], text: str) -> S:
+    """The same for any root."""
     try:
         tree = json.loads(text)  # not as YAML, to which 1e-05 is a string
     except ValueError as error:
         raise ConfigError(f"stored configuration: not JSON: {error}") from error
-    return validate(tree, "stored configuration")
+    return validate_as(kind, tree, "stored configuration")
 
 
 def _set(tree: Any, path: str, value: Any, source: str) -> None:
@@ -74,14 +93,14 @@ def _set(tree: Any, path: str, value: Any, source: str) -> None:
             node = node[index] if isinstance(node, list) else node.setdefault(index, {})
 
 
-def _lines(error: ValidationError, tree: Any) -> list[str]:
+def _lines(kind: type[Section], error: ValidationError, tree: Any) -> list[str]:
     """One line per mistake. Alternatives of one union that all failed are one mistake; a complaint about a
     section that has a mistake inside it (it ends up too short, say) is a consequence of that one."""
     by_field: dict[tuple[str, ...], list[Any]] = {}
     for e in error.errors():
         by_field.setdefault(_path(e["loc"], tree), []).append(e)
     inner = [path for path in by_field if not any(len(p) > len(path) and p[: len(path)] == path for p in by_field)]
-    return [_line(path, by_field[path]) for path in inner]
+    return [_line(kind, path, by_field[path]) for path in inner]
 
 
 def _path(location: tuple[int | str, ...], tree: Any) -> tuple[str, ...]:
@@ -97,13 +116,13 @@ def _path(location: tuple[int | str, ...], tree: Any) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _line(path: tuple[str, ...], errors: list[Any]) -> str:
+def _line(kind: type[Section], path: tuple[str, ...], errors: list[Any]) -> str:
     error = errors[0]
     field = ".".join(path)
     found = f"(found {reprlib.repr(error['input'])})"
     match error["type"]:
         case "extra_forbidden":
-            known = _fields_at(path[:-1])
+            known = _fields_at(kind, path[:-1])
             if path[-1] in known:
                 section = ".".join(path[:-1])
                 return f"{field}: not a field of the `type` that is chosen; set {section}.type, or leave it out {found}"
@@ -119,7 +138,7 @@ def _line(path: tuple[str, ...], errors: list[Any]) -> str:
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{field}: a section is a mapping of fields; give it some, or remove it {found}"
         case "union_tag_not_found":
-            return f"{field}: the field `type` is missing; it chooses one of {', '.join(_tags_at(path))} {found}"
+            return f"{field}: the field `type` is missing; it chooses one of {', '.join(_tags_at(kind, path))} {found}"
         case "union_tag_invalid":
             context = error["ctx"]
             return f"{field}.type: should be one of {context['expected_tags']} (found {context['tag']!r})"
@@ -127,18 +146,18 @@ def _line(path: tuple[str, ...], errors: list[Any]) -> str:
     return f"{field}: {', or '.join(messages)} {found}"
 
 
-def _fields_at(path: tuple[str, ...]) -> list[str]:
+def _fields_at(kind: type[Section], path: tuple[str, ...]) -> list[str]:
     """Names, as a user writes them, of the fields of the section there; of all its types, if several."""
-    return [field.alias or name for model in _sections_at(path) for name, field in model.model_fields.items()]
+    return [field.alias or name for model in _sections_at(kind, path) for name, field in model.model_fields.items()]
 
 
-def _tags_at(path: tuple[str, ...]) -> list[str]:
+def _tags_at(kind: type[Section], path: tuple[str, ...]) -> list[str]:
     """The values of `type` that choose among the types of the section there."""
-    return [model.model_fields["type"].default for model in _sections_at(path)]
+    return [model.model_fields["type"].default for model in _sections_at(kind, path)]
 
 
-def _sections_at(path: tuple[str, ...]) -> list[type[BaseModel]]:
-    models: list[type[BaseModel]] = [RunConfig]
+def _sections_at(kind: type[Section], path: tuple[str, ...]) -> list[type[BaseModel]]:
+    models: list[type[BaseModel]] = [kind]
     for part in path:
         if not part.isdecimal():
             fields = [model.model_fields[part] for model in models if part in model.model_fields]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rl.config.base import Section
+from rl.config.base import Name, Section
 
 
 class LoraSection(Section):
@@ -53,6 +53,14 @@ class Smollm2Model(Section):
     type: Literal["smollm2"] = "smollm2"
 
 
+class ServiceModel(Section):
+    """The base of a service for many tenants (`rl/config/tenants.py`), which all of its jobs train adapters on."""
+
+    type: Literal["service"] = "service"
+    name: Name
+    """Name of the service."""
+
+
 class WarmstartSection(Section):
     """Supervised warm start on demonstrations of the environment's own expert (TRL's SFTTrainer)."""
 
@@ -73,7 +81,9 @@ class WarmstartSection(Section):
 class ModelSection(Section):
     """The policy model."""
 
-    source: Annotated[PretrainedModel | TinyModel | Smollm2Model, Field(discriminator="type")] = TinyModel()
+    source: Annotated[PretrainedModel | TinyModel | Smollm2Model | ServiceModel, Field(discriminator="type")] = (
+        TinyModel()
+    )
     """Where the initial weights come from."""
     lora: LoraSection | None = None
     """Train an adapter; None trains all weights."""

@@ -24,7 +24,7 @@ from rl.config.infrastructure import (
     StoreSection,
     TrackingSection,
 )
-from rl.config.model import ModelSection, TinyModel
+from rl.config.model import ModelSection, ServiceModel, TinyModel
 from rl.config.retention import RetentionSection
 from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
 from rl.config.training import TrainingSection
@@ -35,6 +35,11 @@ from rl.retention import Retention
 from rl.selection import DropPolicy
 from rl.staleness import StalenessPolicy
 from rl.stream import ProblemStream
+
+
+def service_prefix(name: str) -> str:
+    """Key prefix of what a service for many tenants keeps; no tenant can be called so."""
+    return f"_services/{name}/"
 
 
 class RunConfig(Section):
@@ -82,6 +87,13 @@ class RunConfig(Section):
             )
         if self.model.warmstart is None and isinstance(self.model.source, TinyModel):
             raise ValueError("model.warmstart is missing, but a tiny model starts from random weights; add the section")
+        if isinstance(self.model.source, ServiceModel) and (
+            self.model.lora is None or self.model.warmstart is not None
+        ):
+            raise ValueError(
+                f"model.source: the base of service {self.model.source.name!r} is everybody's and stays as it is; set "
+                f"model.lora, and leave model.warmstart away"
+            )
         if isinstance(self.pools, LocalPools):
             members = self.policy.buffer_groups * self.training.group_size
             if self.pools.cpu < self.training.group_size:
@@ -138,6 +150,18 @@ class RunConfig(Section):
     def prefix(self) -> str:
         """Key prefix of the run in the bucket, with a closing slash."""
         return f"{self.tenant}/{self.name}/"
+
+    @property
+    def base_prefix(self) -> str:
+        """Key prefix of the base model, with a closing slash; only the base of a service is shared."""
+        source = self.model.source
+        return f"{service_prefix(source.name) if isinstance(source, ServiceModel) else self.prefix}base/"
+
+    @property
+    def served_as(self) -> str:
+        """Whose policy it is to engines and proxy: the tenant and the run, or nobody for a whole model, of which they
+        have one."""
+        return f"{self.tenant}.{self.name}" if self.model.lora is not None else ""
 
     @property
     def policy(self) -> StalenessPolicy:

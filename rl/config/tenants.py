@@ -1,0 +1,231 @@
+"""A service in which many tenants train adapters on one base, and the jobs that they bring.
+
+Invariants: a job becomes a whole `RunConfig` (`Job.run`), so that whatever works on a run works on it; what is wrong
+with a job is told, by field, when it is submitted; a job can not name what the service decides (base, engines, pools,
+store), nor run code that its operator did not install, unless the service says so.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from rl.config.base import Name, Section
+from rl.config.engine import EngineSection, HFEngineSection
+from rl.config.infrastructure import (
+    LocalPools,
+    MooncakeWeights,
+    RestartSection,
+    S3Weights,
+    SchedulerPools,
+    StoreSection,
+    TrackingSection,
+)
+from rl.config.load import validate
+from rl.config.model import LoraSection, ModelSection, ServiceModel
+from rl.config.retention import RetentionSection
+from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
+from rl.config.run import RunConfig, service_prefix
+from rl.config.training import TrainingSection
+from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
+from rl.errors import ConfigError
+from rl.fairness import TenantShare
+
+ALPHA = 0
+"""Staleness bound of a job that names none: other tenants keep the machine busy."""
+
+
+class QueueSection(Section):
+    """The order in which completed batches are trained (`rl/fairness.py`): as they came, with these exceptions."""
+
+    slack: Annotated[float, Field(ge=0)] = 30.0
+    """Seconds of training that a job may have had above the least served of those waiting, by weight, before it stands
+    back."""
+    patience: Annotated[int, Field(ge=1)] = 64
+    """A batch that was passed over so often goes next, whatever the priorities."""
+
+
+class ServiceConfig(Section):
+    """One base, its engines and its trainers."""
+
+    name: Name
+    """Name of the service; its prefix in the store is `_services/<name>/`."""
+    seed: int = 0
+    """Of the initial weights, where they are made here."""
+    model: ModelSection = ModelSection()
+    """The base. It is never changed; each job brings an adapter."""
+    domains: Annotated[tuple[DomainSection, ...], Field(min_length=1)]
+    """Domains that jobs may ask for by name; a tiny base is warmed up on their experts."""
+    foreign_code: bool = False
+    """Whether a job may name environments, rewards and advantages by `module:attribute`: whatever it names is imported
+    and run in the service's workers, beside the other tenants. Without it, what is installed can be named."""
+    trainers: Annotated[int, Field(ge=1)] = 1
+    """Trainer processes, which train different jobs at the same time. Each holds the base."""
+    resident: Annotated[int, Field(ge=1)] = 8
+    """Jobs whose adapter and optimizer a trainer holds in memory; those of the others lie in the store until their
+    next step."""
+    running: Annotated[int, Field(ge=1)] = 64
+    """Jobs that run at once; further ones wait, in the order of priority and arrival."""
+    trajectories: Annotated[int, Field(ge=2)] | None = None
+    """Trajectories in flight at once, of all jobs together. None follows what the engines have room for."""
+    largest_rank: Annotated[int, Field(ge=1, le=512)] = 64
+    """Largest rank of an adapter."""
+    queue: QueueSection = QueueSection()
+    rollout: RolloutSection = RolloutSection()
+    """Limits of one sequence in the engines, and what the warm start samples with; jobs bring their own."""
+    engine: EngineSection = HFEngineSection()
+    pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
+    serverless: Annotated[LocalFunctions | LambdaFunctions, Field(discriminator="type")] | None = None
+    """As of a run."""
+    judge: JudgeSection | None = None
+    """As of a run."""
+    store: StoreSection = StoreSection()
+    weights: Annotated[S3Weights | MooncakeWeights, Field(discriminator="type")] = S3Weights()
+    retention: RetentionSection = RetentionSection()
+    tracking: TrackingSection = TrackingSection()
+    deadlines: DeadlineSection = DeadlineSection()
+    restarts: RestartSection = RestartSection()
+
+    @model_validator(mode="after")
+    def _cross_check(self) -> Self:
+        if self.model.lora is not None:
+            raise ValueError("model.lora: the service trains no adapter of its own; remove it, each job brings one")
+        engines = self.engine.counts.get("compute_gpu", 0)
+        if isinstance(self.pools, LocalPools) and self.pools.compute_gpu < engines + self.trainers:
+            raise ValueError(
+                f"pools.compute_gpu ({self.pools.compute_gpu}) is below {engines + self.trainers}, but {engines} "
+                f"engines and {self.trainers} trainers run there; set it to {engines + self.trainers}"
+            )
+        validate(self._host_tree(), f"service {self.name}")
+        return self
+
+    @property
+    def prefix(self) -> str:
+        """Key prefix of the service's own objects, with a closing slash."""
+        return service_prefix(self.name)
+
+    @property
+    def host(self) -> RunConfig:
+        """The service as a run that trains nothing: what its base, its pools and its engines are started from."""
+        return validate(self._host_tree(), f"service {self.name}")
+
+    def _host_tree(self) -> dict[str, Any]:
+        shared = (*SHARED, "domains", "rollout")
+        return {
+            "name": self.name,
+            "tenant": "services",
+            "seed": self.seed,
+            "model": _tree(self.model) | {"lora": {"rank": self.largest_rank}},
+            "staleness": {"alpha": 0},
+            "training": {"group_size": 2, "groups_per_step": 1},
+            **{name: _tree(getattr(self, name)) for name in shared},
+        }
+
+    def domain(self, name: str) -> DomainSection | None:
+        return next((domain for domain in self.domains if domain.name == name), None)
+
+
+SHARED = (
+    "engine", "pools", "serverless", "judge", "store", "weights", "retention", "tracking", "deadlines", "restarts"
+)  # fmt: skip
+"""Sections that every job takes from its service."""
+
+
+class Job(Section):
+    """What a tenant wants trained."""
+
+    tenant: Name
+    """Whose it is."""
+    name: Name
+    """With the tenant it is the prefix in the store. Never used again, not even after a deletion."""
+    domains: Annotated[tuple[str | DomainSection, ...], Field(min_length=1)]
+    """What is trained on: domains of one's own, or names of those that the service offers."""
+    seed: int = 0
+    """Of the problem stream, the adapter and the optimizer."""
+    lora: LoraSection = LoraSection()
+    """The adapter."""
+    training: TrainingSection = TrainingSection()
+    rollout: RolloutSection = RolloutSection()
+    staleness: StalenessSection = StalenessSection(alpha=ALPHA)
+    evaluation: EvaluationSection = EvaluationSection(problems=0)
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Higher goes first, in the trainers' queue and in the engines."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the trainers and of the engines, relative to other jobs of this priority."""
+    quota: Annotated[int, Field(ge=2)] | None = None
+    """Trajectories in flight at once; None is as many as the staleness bound allows."""
+    budget: Annotated[int, Field(ge=1)] | None = None
+    """Tokens that it may have generated in all; then the job fails by name. None has no end."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.tenant}/{self.name}"
+
+    @property
+    def share(self) -> TenantShare:
+        return TenantShare(self.weight, self.priority, self.quota)
+
+    def run(self, service: ServiceConfig) -> RunConfig:
+        """The job as a run. Raises ConfigError for one that this service can not do."""
+        self._check(service)
+        domains = [self._domain(service, domain) for domain in self.domains]
+        model = {
+            "source": _tree(ServiceModel(name=service.name)),
+            "lora": _tree(self.lora),
+            "dtype": service.model.dtype,
+        }
+        own = ("name", "tenant", "seed", "training", "rollout", "staleness", "evaluation")
+        tree = {name: _tree(getattr(self, name)) for name in own}
+        tree |= {name: _tree(getattr(service, name)) for name in SHARED}
+        return validate(tree | {"model": model, "domains": domains}, f"job {self.id}")
+
+    def _domain(self, service: ServiceConfig, domain: str | DomainSection) -> Any:
+        if isinstance(domain, DomainSection):
+            return _tree(domain)
+        if (offered := service.domain(domain)) is None:
+            raise ConfigError(
+                f"job {self.id}: domains: {domain!r} is not offered by service {service.name!r}, which has "
+                f"{', '.join(d.name for d in service.domains)}; name one of them, or give a whole domain"
+            )
+        return _tree(offered)
+
+    def _check(self, service: ServiceConfig) -> None:
+        if self.lora.rank > service.largest_rank:
+            raise ConfigError(
+                f"job {self.id}: lora.rank ({self.lora.rank}) is above largest_rank of service {service.name!r} "
+                f"({service.largest_rank}); lower it"
+            )
+        group = self.training.group_size
+        if self.quota is not None and self.quota < group:
+            raise ConfigError(
+                f"job {self.id}: quota ({self.quota}) is below training.group_size ({group}): no group could run; "
+                f"raise it"
+            )
+        if self.training.processes != 1:
+            raise ConfigError(
+                f"job {self.id}: training.processes ({self.training.processes}): a job is trained by one process of "
+                f"its service; leave it away"
+            )
+        if not service.foreign_code and (found := next(iter(self._foreign()), None)) is not None:
+            raise ConfigError(
+                f"job {self.id}: {found} is code of one's own, which service {service.name!r} does not run "
+                f"(foreign_code is false); name one that is installed"
+            )
+
+    def _foreign(self) -> list[str]:
+        """What the job wants imported that nobody installed."""
+        named = {"training.advantage": self.training.advantage}
+        for domain in self.domains:
+            if isinstance(domain, DomainSection):
+                named[f"domains.{domain.name}.environment"] = domain.environment
+                named |= {f"domains.{domain.name}.reward": term.name for term in domain.terms}
+        return [f"{field} ({value!r})" for field, value in named.items() if ":" in value]
+
+
+def _tree(section: Any) -> Any:
+    return (
+        section.model_dump(mode="json", by_alias=True)
+        if isinstance(section, Section)
+        else ([_tree(one) for one in section] if isinstance(section, tuple) else section)
+    )
