@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import audit, engines, environments, profile, rewards, samples, simulate, versions
+from flows import audit, engines, environments, export, profile, project, rewards, samples, simulate, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -161,6 +161,8 @@ app.add_typer(versions.app, name="versions")
 app.add_typer(samples.app, name="samples")
 app.add_typer(rewards.app, name="rewards")
 app.command("gc")(versions.collect)
+app.command("export")(export.export)
+app.command("init")(project.init)
 app.command("profile")(profile.profile)
 app.command("audit")(audit.audit)
 app.command("simulate")(simulate.simulate)

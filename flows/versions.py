@@ -7,13 +7,11 @@ over; what may not be done the log refuses, with its reason.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from infra.store.gc import Collector, StoredState, Survey
     from infra.store.log import CommitLog
     from rl.config.run import RunConfig
-    from rl.records import Record, StateRef, Step
+    from rl.records import Record, Step
 
 app = typer.Typer(help="The policy versions of a run.", no_args_is_help=True)
 
@@ -46,9 +44,11 @@ class Run:
 
     @property
     def collector(self) -> Collector:
+        from flows.evaluations import pending
         from infra.store.gc import Collector
 
-        return Collector(self.log, self.config.prefix, self.config.keeps, self.config.retention.grace)
+        awaited = partial(pending, self.config, self.log.store)
+        return Collector(self.log, self.config.prefix, self.config.keeps, self.config.retention.grace, awaited)
 
     def step(self, version: str) -> Step:
         """The record of a version that a user named."""
@@ -65,7 +65,7 @@ class Run:
 @one_line_errors
 def list_(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """The versions: what each was trained on and with what result, whether its state is there, and why it stays."""
-    with _run(config, overrides) as run:
+    with run_of(config, overrides) as run:
         from infra.tracking.plots import versions_table
 
         found = run.collector.survey()
@@ -77,7 +77,7 @@ def list_(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa: B
 @one_line_errors
 def show(config: ConfigArgument, version: VersionArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """Everything about one version: its record, its samples, its files."""
-    with _run(config, overrides) as run:
+    with run_of(config, overrides) as run:
         from infra.store.directories import read_manifest
         from infra.store.errors import NotFound
 
@@ -125,27 +125,10 @@ def delete(config: ConfigArgument, version: VersionArgument, overrides: SetOptio
 
 @app.command()
 @one_line_errors
-def export(
-    config: ConfigArgument,
-    version: Annotated[str, typer.Argument(help="Its number, `head`, or `base` (what an adapter goes with).")],
-    to: Annotated[Path, typer.Option(help="A directory that does not exist yet, or is empty.")],
-    overrides: SetOption = [],  # noqa: B006
-) -> None:
-    """A version as a directory that transformers or, of an adapter, PEFT loads; every file is verified."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"--to {str(to)!r} exists and is not an empty directory; name another")
-    with _run(config, overrides) as run:
-        state = None if version == "base" else run.step(version).state
-        _export(run, version, state, to)
-        console.print(f"{to}: {_loads(run, to)}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-@one_line_errors
 def rollback(config: ConfigArgument, version: VersionArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """Make an earlier version the head again; the samples trained since are drawn anew. Ends a trainer that runs;
     `rollmill train --resume` goes on from there."""
-    with _run(config, overrides) as run:
+    with run_of(config, overrides) as run:
         to = run.step(version).version
         if to not in run.log.ledger.line:
             raise ConfigError(f"VERSION {to} is not on the live line of run {run.name!r}; see `rollmill versions list`")
@@ -161,7 +144,7 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go now, and delete nothing.")] = False,
 ) -> None:
     """Collect garbage by the run's retention policy: a training run does it by itself."""
-    with _run(config, overrides) as run:
+    with run_of(config, overrides) as run:
         from infra.store.gc import ORPHAN
 
         before = run.log.ledger.gc_floor
@@ -186,7 +169,8 @@ def collect(
 
 
 @contextmanager
-def _run(config: str, overrides: list[str]) -> Iterator[Run]:
+def run_of(config: str, overrides: list[str]) -> Iterator[Run]:
+    """The run of a configuration, for the duration of a command. Raises ConfigError where there is none."""
     from flows.configure import load_config
 
     settled = load_config(config, overrides)
@@ -204,44 +188,12 @@ def _run(config: str, overrides: list[str]) -> Iterator[Run]:
 
 
 def _mark(config: str, overrides: list[str], version: str, mark: str, done: str) -> None:
-    with _run(config, overrides) as run:
+    with run_of(config, overrides) as run:
         from rl.records import Mark
 
         step = run.step(version)
         run.log.append_retain(step.version, Mark(mark), step.state if mark == "pin" else None)
         console.print(f"version {step.version} is {done}", highlight=False, soft_wrap=True)
-
-
-def _export(run: Run, version: str, state: StateRef | None, to: Path) -> None:
-    from infra.store.directories import pull_directory
-    from infra.store.errors import NotFound
-
-    prefix = run.config.prefix + ("base/" if state is None else state.prefix)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as cache:
-        try:
-            found = pull_directory(
-                run.log.store,
-                prefix,
-                None if state is None else state.manifest_sha256,
-                Path(cache),
-                only=None if state is None else ("model/*",),
-            )
-        except NotFound:
-            raise ConfigError(
-                f"VERSION {version}: its state was deleted (the gc floor is {run.log.ledger.gc_floor}); `rollmill "
-                "versions list` shows what is there"
-            ) from None
-        if to.exists():
-            to.rmdir()
-        shutil.move(found if state is None else found / "model", to)
-
-
-def _loads(run: Run, directory: Path) -> str:
-    """How to load what was exported."""
-    if (directory / "adapter_config.json").exists():
-        return f"an adapter: PeftModel.from_pretrained(base, {str(directory)!r}); `export ... base` writes the base"
-    return f"a model: AutoModelForCausalLM.from_pretrained({str(directory)!r})"
 
 
 def _there(found: Survey) -> dict[int, StoredState]:

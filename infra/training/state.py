@@ -58,11 +58,12 @@ def _save_model(snapshot: Snapshot, model: torch.nn.Module, base: Path, director
         return
     assert isinstance(model, PreTrainedModel)
     model.save_pretrained(directory, state_dict=weights, max_shard_size=bucket_mb << 20)
-    for file in _companions(base):
+    for file in companions(base):
         shutil.copyfile(file, directory / file.name)
 
 
-def _companions(base: Path) -> Iterator[Path]:
+def companions(base: Path) -> Iterator[Path]:
+    """What lies beside the weights of a model and is not made with them: the tokenizer's files."""
     for file in sorted(base.iterdir()):
         if file.is_file() and file.name not in _OWN and not file.name.endswith(_WEIGHTS):
             yield file

@@ -100,17 +100,17 @@ def test_a_run_without_a_version_is_one_line(desk: Desk, command: tuple[str, ...
 def test_an_export_is_verified_and_never_over_something(desk: Desk, tmp_path: Path) -> None:
     desk.run.steps(5)
     to = tmp_path / "out" / "v3"
-    desk.good("versions", "export", "frozen_lake", "3", "--to", str(to))
+    desk.good("export", "frozen_lake", "3", "--to", str(to))
     assert [path.name for path in to.iterdir()] == ["weights"] and (to / "weights").read_bytes() == b"w3"
     assert [path.name for path in to.parent.iterdir()] == ["v3"], "nothing is left beside it"
-    assert "not an empty directory" in desk.bad("versions", "export", "frozen_lake", "3", "--to", str(to))
+    assert "not an empty directory" in desk.bad("export", "frozen_lake", "3", "--to", str(to))
 
     desk.run.store.put(f"{desk.run.prefix}{desk.run.committed[4]}model/weights", b"w5")
-    said = desk.bad("versions", "export", "frozen_lake", "4", "--to", str(tmp_path / "v4"))
+    said = desk.bad("export", "frozen_lake", "4", "--to", str(tmp_path / "v4"))
     assert "model/weights" in said and not (tmp_path / "v4").exists()
 
     desk.good("gc", "frozen_lake", sets=("retention.newest=1", "retention.grace=0"))
-    said = desk.bad("versions", "export", "frozen_lake", "0", "--to", str(tmp_path / "v0"))
+    said = desk.bad("export", "frozen_lake", "0", "--to", str(tmp_path / "v0"))
     assert "was deleted (the gc floor is 3)" in said
 
 
@@ -138,12 +138,18 @@ def test_an_exported_version_loads_anywhere(desk: Desk, tmp_path: Path) -> None:
     desk.run.model = adapter
     desk.run.steps(2)
     for version, to in (("base", tmp_path / "b"), ("head", tmp_path / "a")):
-        desk.good("versions", "export", "frozen_lake", version, "--to", str(to))
+        desk.good("export", "frozen_lake", version, "--to", str(to))
     ours = teacher_forced(load(tmp_path / "b", tmp_path / "a"), prompt(5), prompt(4, 1), 1.0)
     assert ours == teacher_forced(load(base, adapter), prompt(5), prompt(4, 1), 1.0)
+    (base / "tokenizer.json").write_text("{}")
+    push_directory(desk.run.store, f"{desk.run.prefix}base/", base)
+    desk.good("export", "frozen_lake", "--merged", "--to", str(tmp_path / "m"))
+    whole = teacher_forced(load(tmp_path / "m"), prompt(5), prompt(4, 1), 1.0)
+    assert whole == pytest.approx(ours, abs=1e-4)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in (tmp_path / "m").iterdir()}
     desk.run.model = base
     desk.run.steps(1)
-    said = desk.good("versions", "export", "frozen_lake", "2", "--to", str(tmp_path / "c"))
+    said = desk.good("export", "frozen_lake", "2", "--to", str(tmp_path / "c"))
     assert "AutoModelForCausalLM" in said
     assert teacher_forced(load(tmp_path / "c"), prompt(5), prompt(4, 1), 1.0)
 
