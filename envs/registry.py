@@ -22,6 +22,7 @@ BUILT_IN = {
     "calculator": "envs.calculator:Calculator",
     "child": "envs.adapters.child:Child",
     "code_tests": "envs.code_tests:CodeTests",
+    "dataset": "envs.dataset:Dataset",
     "frozen_lake": "envs.frozen_lake:FrozenLake",
     "function_calling": "envs.function_calling:FunctionCalling",
     "gymnasium": "envs.adapters.gymnasium:Gymnasium",

@@ -66,14 +66,16 @@ def test_a_newcomer_gets_from_nothing_to_a_learning_curve(rollmill: Rollmill, tm
     directory = init(tmp_path / "newcomer")
     lines = sum(len(p.read_text().splitlines()) for p in directory.rglob("*") if p.suffix in (".py", ".yaml", ".toml"))
     assert lines <= 150
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=120)
     fresh = tmp_path / "venv" / "bin" / "python"
     where = subprocess.check_output([fresh, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
     for path in (sysconfig.get_path("purelib"), str(Path(__file__).parents[2])):  # as if `pip install rollmill` were
         with (Path(where.strip()) / "rollmill-here.pth").open("a") as file:
             file.write(path + "\n")
     run = python(directory, str(fresh), {**rollmill.env, "ROLLMILL_HOME": str(tmp_path / "home")})
-    run("-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "-e", ".")
+    python(directory)(
+        "-m", "pip", "--python", str(fresh), "install", "-q", "--no-build-isolation", "--no-deps", "-e", "."
+    )
     run("-m", "flows.cli", "train", "config.yaml", timeout=900)
     report = json.loads((tmp_path / "home" / "runs" / "default-newcomer" / "report.json").read_text())
     figures = {f["name"]: f["value"] for f in report["figures"]}
