@@ -97,11 +97,11 @@ def base_model(config: RunConfig, models: Path) -> Path:
 
 def push_base(config: RunConfig, store: ObjectStore, directory: Path) -> str:
     """Upload the base of the run; the checksum of its manifest."""
-    return push_directory(store, f"{config.prefix}base/", directory)
+    return push_directory(store, config.base_prefix, directory)
 
 
 def has_base(config: RunConfig, store: ObjectStore) -> bool:
-    return store.exists(f"{config.prefix}base/manifest.json")
+    return store.exists(f"{config.base_prefix}manifest.json")
 
 
 def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:

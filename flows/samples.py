@@ -204,7 +204,7 @@ def _decoder(config: RunConfig, store: ObjectStore) -> Callable[[list[int]], str
 
     with TemporaryDirectory() as cache:
         try:
-            base = pull_directory(store, f"{config.prefix}base/", None, Path(cache), only=TOKENIZER)
+            base = pull_directory(store, config.base_prefix, None, Path(cache), only=TOKENIZER)
         except NotFound:
             raise ConfigError(f"--tokens: run {config.prefix.rstrip('/')!r} has no base model yet") from None
         from transformers import AutoTokenizer

@@ -17,7 +17,6 @@ from time import time
 from envs.agents import AgentEnvironment, ClientInfo, Outcome, unlike_an_outcome
 from envs.calls import Overdue, bounded
 from envs.injection import Injected
-from infra.engines.protocol import BASE
 from infra.proxy.client import TrajectoryCancelled
 from infra.proxy.session_wire import SessionBody, SessionRecord
 from rl.errors import (
@@ -94,7 +93,7 @@ def _body(here: Runtime, member: Member) -> SessionBody:
         seed = derive_seed(config.seed, problem.seed, member.uid, member.member, member.retry)
     return SessionBody(
         trajectory=member.key,
-        tenant=config.tenant if config.model.lora else BASE,
+        tenant=config.served_as,
         domain=problem.domain,
         start_version=member.version,
         evaluation=evaluation,

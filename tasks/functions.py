@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.engines.protocol import BASE
 from infra.judge import chat_client, policy_client
 from infra.proxy.client import ProxyClient
 from infra.serverless.bundle import Bundle, Function
@@ -71,7 +70,7 @@ class RewardScorer:
         config = self.config
         if config.judge is None or config.judge.base_url is not None or proxy is None:
             return self._judge
-        return policy_client(config.judge, proxy, config.tenant if config.model.lora else BASE)
+        return policy_client(config.judge, proxy, config.served_as)
 
     def _score_term(
         self, name: str, view: TrajectoryView, options: Mapping[str, Any], ask: Ask | None = None

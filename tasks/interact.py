@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import time
 
-from infra.engines.protocol import BASE, Generation, Sampling
+from infra.engines.protocol import Generation, Sampling
 from rl.errors import GenerationFailure
 from rl.placement import runs_on
 from rl.recorder import Recorder, versions_of
@@ -113,7 +113,7 @@ async def _generate(here: Runtime, member: Member, record: Recorder, room: int, 
     generation = await here.proxy.generate(
         trajectory=member.key,
         request=f"{member.key}-{turn}",
-        tenant=config.tenant if config.model.lora else BASE,
+        tenant=config.served_as,
         domain=member.problem.domain,
         token_ids=record.token_ids,
         sampling=Sampling(temperature, room, here.codec.stop_token_ids, seed),

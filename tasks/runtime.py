@@ -52,7 +52,7 @@ class Runtime:
 
     @cached_property
     def codec(self) -> ChatCodec:
-        base = pull_directory(self.store, f"{self.config.prefix}base/", None, self._cache, only=TOKENIZER_FILES)
+        base = pull_directory(self.store, self.config.base_prefix, None, self._cache, only=TOKENIZER_FILES)
         return ChatCodec.from_directory(base)
 
 

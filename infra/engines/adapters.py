@@ -70,6 +70,8 @@ class AdapterBank:
         self._module = module
         self._stacks: dict[str, Stack] = {}
         self._place: dict[str, int] = {}
+        self._free: list[int] = []
+        """Places below the highest one in use that nobody has."""
         self._routed: tuple[int | None, ...] = ()
         self.current: Route | None = None
 
@@ -80,7 +82,9 @@ class AdapterBank:
 
     def put(self, tenant: str, adapter: Adapter) -> None:
         """Make this, which fits the model, the tenant's adapter."""
-        place = self._place.setdefault(tenant, len(self._place))
+        if tenant not in self._place:
+            self._place[tenant] = self._free.pop() if self._free else len(self._place)
+        place = self._place[tenant]
         for path in adapter.keys() - self._stacks.keys():
             shapes = adapter[path]
             self._stacks[path] = Stack(shapes.a.new_zeros(0, *shapes.a.shape), shapes.b.new_zeros(0, *shapes.b.shape))
@@ -88,13 +92,24 @@ class AdapterBank:
             layer.forward = partial(_forward, layer.forward, self._stacks[path], self)
         for path, stack in self._stacks.items():
             low = adapter.get(path)
-            stack.grow(len(self._place), 0 if low is None else low.a.shape[1])
+            stack.grow(self._places, 0 if low is None else low.a.shape[1])
             stack.a[place].zero_()
+            stack.b[place].zero_()  # whoever had the place before may have left what is not finite
             if low is not None:
                 rank = low.a.shape[1]
                 stack.a[place, :, :rank] = low.a
                 stack.b[place, :rank] = low.b
         self._routed = ()
+
+    def remove(self, tenant: str) -> None:
+        """The tenant has no adapter any more; its place is for the next one."""
+        if (place := self._place.pop(tenant, None)) is not None:
+            self._free.append(place)
+            self._routed, self.current = (), None
+
+    @property
+    def _places(self) -> int:
+        return len(self._place) + len(self._free)
 
     def route(self, tenants: Sequence[str]) -> None:
         """Set the adapter of each row of the next forwards; a tenant without one has the base."""
@@ -124,7 +139,7 @@ class AdapterBank:
         device = next(iter(self._stacks.values())).a.device
         return Route(
             single=None,
-            places=None if places == list(range(len(self._place))) else torch.tensor(places, device=device),
+            places=None if places == list(range(self._places)) else torch.tensor(places, device=device),
             chunks=len(chunks),
             take=torch.tensor(take, device=device),
             kept=None if len(kept) == len(take) else torch.tensor(kept, device=device),

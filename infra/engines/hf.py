@@ -148,6 +148,11 @@ class HFEngine:
         finally:
             self._ready.pop((tenant, version), None)
 
+    async def withdraw_adapter(self, tenant: str) -> None:
+        """See the protocol."""
+        self._ready = OrderedDict((key, made) for key, made in self._ready.items() if key[0] != tenant)
+        await asyncio.wrap_future(self._loop.call(lambda: self._loop.withdrawn(tenant)))
+
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises WeightMismatch, BaseFrozen."""
         staged = await self._weights(version, directory)

@@ -1,6 +1,6 @@
 """The HTTP face of one engine, for `remote.RemoteEngine`: every call of the protocol, by POST, under one key.
 
-    /generate /prefill /pause /resume /abort /prefetch /publish /update /health /stats
+    /generate /prefill /pause /resume /abort /prefetch /publish /withdraw /update /health /stats
 
 Invariants
 - Nothing is answered without the key (compared in constant time), which is in the header alone.
@@ -29,8 +29,8 @@ from infra.engines.host_wire import Call, error_line, failure, line
 from infra.engines.protocol import BASE, Engine, Generation
 
 TELL_S = 0.1
-Fetch = Callable[[int, str], Awaitable[Path]]
-"""The local directory of a version, given where the caller has it."""
+Fetch = Callable[[str, int, str], Awaitable[Path]]
+"""The local directory of a tenant's version, given where the caller has it."""
 
 
 def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
@@ -62,6 +62,9 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
     async def publish(body: bytes) -> Any:
         await engine.publish_adapter(*await version(body))
 
+    async def withdraw(body: bytes) -> Any:
+        await engine.withdraw_adapter(orjson.loads(body)["tenant"])
+
     async def update(body: bytes) -> Any:
         tenant, number, directory = await version(body)
         if tenant != BASE:
@@ -70,7 +73,7 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
 
     async def version(body: bytes) -> tuple[str, int, Path]:
         tree = orjson.loads(body)
-        return tree["tenant"], tree["version"], await fetch(tree["version"], tree["directory"])
+        return tree["tenant"], tree["version"], await fetch(tree["tenant"], tree["version"], tree["directory"])
 
     async def health(body: bytes) -> Any:
         return {"healthy": await engine.health()}
@@ -78,7 +81,7 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
     async def stats(body: bytes) -> Any:
         return await engine.stats()
 
-    calls = (generate, prefill, pause, resume, abort, prefetch, publish, update, health, stats)
+    calls = (generate, prefill, pause, resume, abort, prefetch, publish, withdraw, update, health, stats)
     return Starlette(routes=[_route(call, key) for call in calls])
 
 

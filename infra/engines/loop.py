@@ -132,6 +132,13 @@ class TokenLoop:
         self.slots.forget(lambda owner: owner == tenant)
         self.counters["swaps"] += 1
 
+    def withdrawn(self, tenant: str) -> None:
+        """The tenant has no weights any more."""
+        self.abort({row.request_id for row in (*self.waiting, *self.slots.running) if row.tenant == tenant})
+        self.bank.remove(tenant)
+        self.versions.pop(tenant, None)
+        self.slots.forget(lambda owner: owner == tenant)
+
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -62,13 +62,13 @@ def run(config: RunConfig, name: str, hardware: str, proxy: str, host: str, work
         scratch(work_dir, f"engine-{name}") as own,
         contextlib.closing(WeightStore.open(config.weights, store)) as weights,
     ):
-        base = pull_directory(store, f"{config.prefix}base/", None, own / "base")
+        base = pull_directory(store, config.base_prefix, None, own / "base")
         log = CommitLog(store, config.prefix, f"engine-{uuid.uuid4().hex[:8]}")
         source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
-        async def fetch(version: int, directory: str) -> Path:
+        async def fetch(tenant: str, version: int, directory: str) -> Path:
             if Path(directory).is_dir():
                 return Path(directory)
             return await source.directory(await source.look(), version)

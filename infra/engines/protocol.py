@@ -75,6 +75,10 @@ class Engine(Protocol):
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         """Make a PEFT directory the tenant's current policy (in-flight requests continue under it)."""
 
+    async def withdraw_adapter(self, tenant: str) -> None:
+        """Serve this tenant no more: its requests in flight end with what they have, and its place is free. Idempotent;
+        not for BASE."""
+
     async def update_weights(self, version: int, directory: Path) -> None:
         """Make a Hugging Face model directory the current policy of tenant BASE."""
 

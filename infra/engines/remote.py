@@ -78,6 +78,10 @@ class RemoteEngine:
         await self._version("/publish", tenant, version, directory)
         self._versions[tenant] = version
 
+    async def withdraw_adapter(self, tenant: str) -> None:
+        await self._post("/withdraw", orjson.dumps({"tenant": tenant}))
+        self._versions.pop(tenant, None)
+
     async def update_weights(self, version: int, directory: Path) -> None:
         await self._version("/update", "", version, directory)
         self._versions[""] = version

@@ -240,6 +240,12 @@ class VLLMEngine:
                 concerned = await self._served.publish(tenant, version, directory)
                 await self._flights.interrupt(lambda flight: flight.tenant in concerned)
 
+    async def withdraw_adapter(self, tenant: str) -> None:
+        """See the protocol. Raises EngineClosed, DeadlineExceeded."""
+        async with self._swap:
+            await self._flights.abort(lambda flight: flight.tenant == tenant)
+            self._served.withdraw(tenant)
+
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises as `prefetch`, and BaseFrozen."""
         async with self._swap:

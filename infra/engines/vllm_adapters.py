@@ -105,6 +105,15 @@ class AdapterTable:
             before.retired = True
         return before
 
+    def withdraw(self, tenant: str) -> Adapter | None:
+        """The tenant is served no more; its adapter, now retired, if it had one."""
+        for _, version in [key for key in self._staged if key[0] == tenant]:
+            self.drop(tenant, version)
+        adapter = self.current.pop(tenant, None)
+        if adapter is not None:
+            adapter.retired = True
+        return adapter
+
     def drop(self, tenant: str, version: int) -> None:
         """Forget a staged version that could not be served."""
         if (adapter := self._staged.pop((tenant, version), None)) is not None:

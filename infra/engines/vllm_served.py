@@ -109,6 +109,12 @@ class Served:
             self._retire(before)
         return concerned
 
+    def withdraw(self, tenant: str) -> None:
+        """Serve this tenant no more; its adapter goes with its last request."""
+        adapter = self._adapters.withdraw(tenant)
+        if adapter is not None and self._adapters.idle(adapter):
+            self._retire(adapter)
+
     async def _serve_zero(self, like: Adapter) -> None:
         """From now on serve the base as an adapter that changes nothing: on a CPU vLLM computes rows without an adapter
         wrongly when there are rows with one beside them."""

@@ -94,7 +94,7 @@ class Proxy:
     oldest_viable: int = 0
 
     def __post_init__(self) -> None:
-        self.tenant = self.config.tenant if self.config.model.lora else BASE
+        self.tenant = self.config.served_as
         self.places = Places.of(self.config, self.tenant)
         self._serial = 0
         self._flights: dict[str, Flight] = {}

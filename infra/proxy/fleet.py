@@ -191,6 +191,11 @@ class Fleet:
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         await self._update(tenant, version, directory)
 
+    async def withdraw_adapter(self, tenant: str) -> None:
+        async with self._swap:
+            if self._served.pop(tenant, None) is not None:
+                await self._everywhere(lambda engine: engine.withdraw_adapter(tenant), "withdraw")
+
     async def update_weights(self, version: int, directory: Path) -> None:
         await self._update(BASE, version, directory)
 

@@ -67,7 +67,7 @@ def serve(
         log = CommitLog(store, config.prefix, f"proxy-{uuid.uuid4().hex[:8]}")
         source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
         whole = config.engine.embedded or bool(external_engines(config))
-        base = pull_directory(store, f"{config.prefix}base/", None, own / "base", only=None if whole else TOKENIZER)
+        base = pull_directory(store, config.base_prefix, None, own / "base", only=None if whole else TOKENIZER)
         engine = embedded(config, base) if config.engine.embedded else fleet(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run_proxy(Proxy(config, engine, source), listener, stop, keys, base))

@@ -145,7 +145,7 @@ class Lead:
     def _plan(self, store: ObjectStore) -> Plan:
         self.commits.fence()
         ledger, cache = self.commits.ledger, self.work_dir / "cache"
-        base = pull_directory(store, self.config.prefix + "base/", None, cache)
+        base = pull_directory(store, self.config.base_prefix, None, cache)
         version, restore = ledger.newest_full, None
         if version is not None:
             ref = ledger.states[version]

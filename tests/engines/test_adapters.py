@@ -32,15 +32,20 @@ def low_rank(rank: int, wide: int, out: int, seed: int) -> LowRank:
     batches=st.lists(st.lists(st.sampled_from(("", *TENANTS)), min_size=1, max_size=24), min_size=1, max_size=4),
     ranks=st.lists(st.integers(1, 4), min_size=4, max_size=4),
     only_up=st.sets(st.sampled_from(TENANTS)),
+    leaves=st.lists(st.sets(st.sampled_from(TENANTS)), min_size=4, max_size=4),
     queries=st.integers(1, 3),
 )
 @torch.inference_mode()
-def test_each_row_gets_its_own_adapter_in_any_mix(batches, ranks, only_up, queries):
+def test_each_row_gets_its_own_adapter_in_any_mix(batches, ranks, only_up, leaves, queries):
     module, plain = Layers(), Layers()
     plain.load_state_dict(module.state_dict())
     bank = AdapterBank(module)
     served = {"": {}}
-    for tenants in batches:
+    for tenants, leaving in zip(batches, leaves, strict=False):
+        for tenant in leaving & served.keys():  # with an adapter that would spoil whoever gets its place
+            bank.put(tenant, {"up": LowRank(torch.full((WIDTH, 4), torch.nan), torch.full((4, OUT), torch.nan))})
+            bank.remove(tenant)
+            del served[tenant]
         for seed, (tenant, rank) in enumerate(zip(TENANTS, ranks, strict=True)):
             if tenant in tenants:  # a new version before each batch that needs it
                 paths = {"up": (WIDTH, OUT)} if tenant in only_up else {"up": (WIDTH, OUT), "down": (OUT, WIDTH)}

@@ -156,3 +156,22 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_old_one_stays(engine
         await engine.publish_adapter("ada", 2, good)
     result = await engine.generate(prompt(8), FREE, "ada", "c")
     check(result, prompt(8), load(base, good))
+
+
+async def test_a_tenant_that_is_withdrawn_is_served_no_more_and_leaves_the_others_alone(engine, base, tmp_path):
+    adapters = [save_adapter(tmp_path / name, base, seed=seed) for seed, name in enumerate("ab")]
+    for tenant, directory in zip("ab", adapters, strict=True):
+        await engine.publish_adapter(tenant, 1, directory)
+    seeded = Sampling(1.0, 20, (), seed=4)
+    before = await engine.generate(prompt(20), seeded, "b", "before")
+    since = await generated(engine)
+    flying = asyncio.ensure_future(engine.generate(prompt(9), Sampling(1.0, LONG, ()), "a", "flying"))
+    await until_generated(engine, 3, since)
+    await engine.withdraw_adapter("a")
+    await engine.withdraw_adapter("a")
+    assert (await flying).finish_reason == "abort" and engine.versions().keys() & {"a", "b"} == {"b"}
+    with pytest.raises(UnknownPolicy, match="'a' has no version"):
+        await engine.generate(prompt(9), seeded, "a", "after")
+    again = await engine.generate(prompt(20), seeded, "b", "again")
+    assert again.token_ids == before.token_ids
+    np.testing.assert_allclose(again.logprobs, before.logprobs, atol=1e-5)

@@ -102,7 +102,7 @@ async def host(models: list[Path]) -> AsyncIterator[Callable[..., Host]]:
     hosts: list[Host] = []
 
     def make(model: Path = models[0], **options: Any) -> Host:
-        async def fetch(version: int, directory: str) -> Path:
+        async def fetch(tenant: str, version: int, directory: str) -> Path:
             return Path(directory)
 
         engine = HFEngine(model, **({"device": "cpu", "max_batch": 4} | options))
