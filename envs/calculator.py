@@ -71,6 +71,7 @@ class Calculator(Environment):
         self._todo = [(rng.choice("+-*"), rng.randint(2, self._largest)) for _ in range(count)]
         self._calls = 0
         self._target = self._accumulator
+        self.difficulty = count
         for operator, number in self._todo:
             self._target = _apply(self._target, operator, number)
         return f"start {self._accumulator}" + "".join(f" {WORDS[o]} {n}" for o, n in self._todo)

@@ -101,7 +101,7 @@ class Dataset(Environment):
         self._answer = self._answer.strip()
         self._info = {"answer": self._answer}
         if self._source.difficulty is not None:
-            self._info["difficulty"] = found[self._source.difficulty]
+            self.difficulty = found[self._source.difficulty]
         opening = messages(self._source.prompt, found)
         return [Message("system", self._system), *opening] if self._system is not None else opening
 

@@ -91,7 +91,8 @@ class FrozenLake(Environment):
         self._position, self._goal = rng.sample(cells, 2)
         self._holes = frozenset(frozen - {self._position, self._goal})
         self._fingerprint = (sorted(self._holes), self._position, self._goal)
-        return len(self._path()) >= 2 and in_split(self._fingerprint, split)
+        self.difficulty = len(self._path())
+        return self.difficulty >= 2 and in_split(self._fingerprint, split)
 
     def fingerprint(self) -> object:
         return self._fingerprint

@@ -83,6 +83,9 @@ class Environment(ABC):
     """Longest `step` or `close` in seconds; the smaller of this and the configured one counts."""
     tools: Sequence[dict[str, Any]] = ()
     """JSON schemas of callable tools, for chat templates that show them; read after `reset`."""
+    difficulty: str | float | None = None
+    """How hard the problem is, in the environment's own measure, by which evaluation reports apart; read after
+    `reset`."""
 
     @classmethod  # noqa: B027  most need nothing
     def fetch(cls, options: Mapping[str, Any]) -> None:

@@ -63,6 +63,7 @@ class WordProblems(ToolEnvironment):
     async def reset(self, problem: Problem) -> list[Message]:
         example = await self.in_thread(lambda: self._draw(problem))
         self._question, self._answer = example["question"], Fraction(example["answer"])
+        self.difficulty = len(_worked(example))
         self._plan = [write_call("calculate", expression=text) for text in calculations(_worked(example))]
         return [Message("user", self._question)]
 

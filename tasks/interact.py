@@ -5,7 +5,8 @@ Invariants
 - A token that the model sampled has mask 1 with its version and log-prob; every other token has mask 0.
 - A stale or cancelled trajectory ends at its next turn: the proxy refuses it (RollArt: checked every turn).
 - The environment is closed on every way out.
-- `info` is what the environment said last, and under `mistakes` how many actions were mistakes of which kind.
+- `info` is what the environment said last, under `mistakes` how many actions were mistakes of which kind, and under
+  `difficulty` how hard the problem is, if the environment tells.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from time import time
+from typing import Any
 
 from infra.engines.protocol import Generation, Sampling
 from rl.errors import GenerationFailure
@@ -99,9 +101,14 @@ async def play(
         turns=turns,
         retry=member.retry,
         environment_reward=reward,
-        info=info | ({"mistakes": dict(mistakes)} if mistakes else {}),
+        info=beside(live) | info | ({"mistakes": dict(mistakes)} if mistakes else {}),
         spans=spans + live.injected,
     )
+
+
+def beside(live: Live) -> dict[str, Any]:
+    """What goes into `info` before anything was said."""
+    return {} if live.environment.difficulty is None else {"difficulty": live.environment.difficulty}
 
 
 async def _generate(here: Runtime, member: Member, record: Recorder, room: int, turn: int) -> Generation:

@@ -69,7 +69,7 @@ def test_rewards_find_the_answer_and_evaluation_the_difficulty(file: str) -> Non
     opened = asyncio.run(environment.reset(problem))
     assert opened[0] == Message("system", "Add.")
     step = asyncio.run(environment.step(environment.expert_action() + ".0"))
-    assert step.reward == 1 and step.terminated and step.info["difficulty"] in range(6)
+    assert step.reward == 1 and step.terminated and environment.difficulty in range(6)
     said = [*opened, Message("assistant", rf"so \boxed{{{step.info['answer']}}}"), step.observation]
     assert score(section, TrajectoryView(problem, said, Status.TERMINATED, 1, 9, 1.0, step.info)) == {"math": 1.0}
 
