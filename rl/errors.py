@@ -22,6 +22,10 @@ class LogCorrupt(RollmillError):
     """The commit log breaks one of its own rules (a gap, a repeated version, an unknown parent)."""
 
 
+class LogTooNew(RollmillError):
+    """The commit log has a record of a newer Rollmill, which this one would misread: upgrade it."""
+
+
 class Fenced(RollmillError):
     """Another trainer took over; this one must discard what it holds."""
 

@@ -4,17 +4,27 @@ Invariants
 - Record `lsn` exists at most once; a reader folds them in order without gaps (`rl.ledger`).
 - A step record binds one new version to its state, the attempts it trained and the attempts it dropped.
 - Every record that carries a snapshot can start a fold: a reader never needs older ones.
-- Serialised as one JSON object, unknown fields refused.
+- Serialised as one JSON object, unknown fields refused. An object of an older format is brought to this one as it is
+  read (`UPGRADES`), one of a newer format is refused by name. Nothing is ever rewritten.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from rl.errors import LogTooNew
 from rl.trajectory import Uid
+
+FORMAT = 1
+"""Of the records that are written. Raised by every change that the code before would not read, a new field included."""
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+UPGRADES: Mapping[int, Upgrade] = {}
+"""From the JSON object of each older format to that of the next one."""
 
 
 class Reason(StrEnum):
@@ -118,6 +128,7 @@ class Snapshot(_Model):
 
 
 class _Record(_Model):
+    format: int = FORMAT
     lsn: int = Field(ge=1)
     nonce: str
     """Unique per create, so that a writer recognises its own success after a lost acknowledgement."""
@@ -196,8 +207,20 @@ def encode(record: Record) -> bytes:
 
 
 def decode(body: bytes) -> Record:
-    """The record of a log object. Raises pydantic's ValidationError on anything else."""
-    return _ADAPTER.validate_json(body)
+    """The record of a log object, of this or an older format. Raises LogTooNew, pydantic's ValidationError on anything
+    else."""
+    try:
+        tree = json.loads(body)
+    except ValueError:
+        return _ADAPTER.validate_json(body)  # which says what is wrong with it
+    written = tree.get("format", FORMAT) if isinstance(tree, dict) else FORMAT
+    if not isinstance(written, int) or written == FORMAT:
+        return _ADAPTER.validate_json(body)
+    if written > FORMAT:
+        raise LogTooNew(f"a record of format {written}, this Rollmill reads up to {FORMAT}; upgrade it")
+    for older in range(written, FORMAT):
+        tree = UPGRADES[older](tree) | {"format": older + 1}
+    return _ADAPTER.validate_python(tree)
 
 
 def uids(texts: tuple[str, ...]) -> list[Uid]:

@@ -24,7 +24,7 @@ from infra.store import inventory
 from infra.store.errors import NotFound
 from infra.store.objects import ObjectStore
 from rl import records
-from rl.errors import DeadlineExceeded, LogCorrupt
+from rl.errors import DeadlineExceeded, LogCorrupt, LogTooNew
 from rl.ledger import Ledger
 from rl.records import Record, Step
 
@@ -51,12 +51,15 @@ class LogReader:
         return self.ledger
 
     def read(self, lsn: int) -> Record | None:
-        """One record, None when there is none. Raises LogCorrupt for an object that is no record of this lsn."""
+        """One record, None when there is none. Raises LogCorrupt for an object that is no record of this lsn,
+        LogTooNew for one of a newer Rollmill."""
         key = self._key(lsn)
         try:
             record = records.decode(self.store.get(key))
         except NotFound:
             return None
+        except LogTooNew as error:
+            raise LogTooNew(f"{key}: {error}") from error
         except ValidationError as error:
             raise LogCorrupt(f"{key}: not a record of this format: {error.errors()[0]['msg']}") from error
         if record.lsn != lsn:

@@ -24,7 +24,8 @@ a list of pairs, not a map, since datasets has no map type. What follows from ot
 
 Versions: a minor one only adds columns, each with a default in `Trajectory`. A reader ignores columns that it does
 not know, and where a column is missing it takes the default: so old readers read new files and new readers old ones.
-Any other change is a new major version, and a reader refuses a newer major by name.
+Any other change is a new major version: a reader refuses a newer one by name, and brings an older one to its own as it
+reads (`infra.store.upgrades`).
 
 Invariants: rows of a group are adjacent, in the order of its members; `decode(encode(groups)) == groups`.
 """
@@ -43,6 +44,7 @@ import pyarrow.parquet as pq
 
 from infra.store.columns import arrays, numbers
 from infra.store.errors import SchemaTooNew
+from infra.store.upgrades import upgraded
 from rl.selection import Candidate
 from rl.trajectory import PACKED, Group, Message, Problem, Span, Status, Trajectory, Uid
 
@@ -177,7 +179,8 @@ class Segment:
         written = (self._file.metadata.metadata or {}).get(_META.encode())
         if written is None:
             raise pa.ArrowInvalid("not a segment: the schema version is missing from the file's metadata")
-        if int(written.partition(b".")[0]) > SCHEMA_VERSION[0]:
+        self._major = int(written.partition(b".")[0])
+        if self._major > SCHEMA_VERSION[0]:
             ours = "{}.{}".format(*SCHEMA_VERSION)
             raise SchemaTooNew(f"schema version {written.decode()}, this Rollmill reads up to {ours}; upgrade it")
 
@@ -228,7 +231,12 @@ class Segment:
 
     def _read(self, columns: Sequence[str]) -> pa.Table:
         """These columns, in the order of the file, without the optional ones that an older file lacks."""
-        rows = self._file.read(columns, use_threads=False)  # one thread: callers read many segments side by side
+        # one thread: callers read many segments side by side
+        if self._major == SCHEMA_VERSION[0]:
+            rows = self._file.read(columns, use_threads=False)
+        else:
+            rows = upgraded(self._file.read(use_threads=False), self._major, SCHEMA_VERSION[0])
+            rows = rows.select([name for name in rows.column_names if name in columns])
         missing = set(columns).difference(rows.column_names, _OPTIONAL)
         if missing:
             raise pa.ArrowInvalid(f"not a segment: no column {min(missing)}")
