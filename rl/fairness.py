@@ -17,6 +17,7 @@ Pure: no clock; what a batch cost is told afterwards with `served`.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -136,10 +137,14 @@ def allot(
             return -share(tenant).priority, 0, demand.wanted - given[tenant], held
         return -share(tenant).priority, 1, held, 0
 
-    order = sorted(demands)
+    # One that is given does not change what the others need: the order of all others stays.
+    waiting = [(need(tenant), tenant) for tenant in demands if room(tenant) > 0]
+    heapq.heapify(waiting)
     for _ in range(free):
-        open_ = [t for t in order if room(t) > 0]
-        if not open_:
+        if not waiting:
             break
-        given[min(open_, key=need)] += 1
+        _, tenant = heapq.heappop(waiting)
+        given[tenant] += 1
+        if room(tenant) > 0:
+            heapq.heappush(waiting, (need(tenant), tenant))
     return {tenant: count for tenant, count in given.items() if count}

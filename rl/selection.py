@@ -65,7 +65,8 @@ class Selection:
     awaited: list[Uid] = field(default_factory=list)
     """Attempts for which the version is held: no batch forms before they are sealed, or enough of them."""
     missing: int = 0
-    """Without a batch: at least so many more attempts have to be sealed, on this ledger, before one can form."""
+    """Without a batch: at least so many more attempts have to be sealed, on this ledger, before one can form; of those
+    awaited, if any are and nothing more is started."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rl.fairness import TenantQueue, TenantShare
+from rl.fairness import Demand, TenantQueue, TenantShare, allot
 from rl.modes import MODES
 from rl.placement import HardwareClass, Placement
 from rl.trajectory import Uid
@@ -25,6 +25,7 @@ from sim.host import Flight
 from sim.phases import FREE, Happened
 from sim.profiles import hardware, language_model
 from sim.rewards import Rewards
+from sim.routing import TurnRouting
 from sim.run import Run
 from sim.weights import weight_times
 from sim.workload import Workload, shortest_turn
@@ -34,22 +35,33 @@ from sim.world import World
 class Cluster:
     """Runs a scenario, or several that share everything but their versions."""
 
-    def __init__(self, scenario: Scenario, tenants: int = 1, steps: int | None = None):
+    def __init__(self, scenario: Scenario, steps: int | None = None):
         self.scenario = scenario
+        tenants = scenario.tenants
         self.model = language_model(scenario.model)
         fitted = scenario.efficiency
         self._engines = Engines(scenario.pools, self.model, fitted)
         self._times = weight_times(self.model, fitted)
-        work = Workload(scenario.domains, scenario.seed)
+        work = Workload(scenario.domains, scenario.seed, scenario.turns_at_once)
         fastest = float(self._engines.iteration(np.ones(self._engines.count), np.zeros(self._engines.count)).min())
         lockstep = MODES[scenario.mode].lockstep
         per_turn = 4.0 if lockstep else 3.0
-        tick = scenario.tick or shortest_turn(scenario.domains, fastest) / per_turn
-        self.world = World(work, self._engines, Rewards(scenario.reward), tick)
+        tick = scenario.tick or shortest_turn(scenario.domains, fastest) * scenario.turns_at_once / per_turn
+        routing = None
+        if scenario.routing == "turn":
+            wanted = {d.name: d.runs_on for d in scenario.domains if d.runs_on and scenario.affinity}
+            there = sorted(self._engines.classes, key=lambda c: c is not HardwareClass.BANDWIDTH_GPU)
+            routing = TurnRouting(self._engines, scenario.domains, Placement(wanted, there[0]))
+        together = range(tenants) if lockstep else ()
+        rewards = Rewards(scenario.reward)
+        self.world = World(work, self._engines, rewards, tick, scenario.turns_at_once, routing, together)
         if self._engines.split:
             self.world.carry_cache(self.model.kv_bytes / fitted.kv_bandwidth)
         self.agenda = Agenda()
-        self.queue = TenantQueue({str(n): TenantShare() for n in range(tenants)})
+        self._shares = {str(n): TenantShare() for n in range(tenants)}
+        self.queue = TenantQueue(self._shares)
+        self._wanted = dict.fromkeys(self._shares, 0)
+        """Groups that each run would start, and may not yet."""
         self.trainer_busy = 0.0
         self._costs: dict[str, float] = {}
         self._training = False
@@ -64,8 +76,6 @@ class Cluster:
         self._members_of = {c: self._engines.of_class(c, "decode") for c in self._classes}
         self._readers = np.flatnonzero(np.array(self._engines.roles)[self._engines.pool] == "prefill")
         self.runs = [Run(n, scenario, self, steps) for n in range(tenants)]
-        if lockstep:
-            self.world.lockstep |= set(range(tenants))
 
     @property
     def now(self) -> float:
@@ -129,6 +139,19 @@ class Cluster:
             reader,
         )
 
+    def grant(self, run: Run, wanted: int) -> int:
+        """How many of the groups that its bound allows the run may start now."""
+        most = self.scenario.max_concurrent
+        if most is None:
+            return wanted
+        tenant = str(run.number)
+        self._wanted[tenant] = wanted
+        free = most // run.members - sum(len(one.in_flight) for one in self.runs)
+        demands = {t: Demand(n, len(self.runs[int(t)].in_flight)) for t, n in self._wanted.items()}
+        granted = allot(max(0, free), demands, self._shares, len(self.queue)).get(tenant, 0)
+        self._wanted[tenant] -= granted
+        return granted
+
     def end(self, run: Run, uids: Iterable[Uid], playing: bool) -> None:
         """Forget these groups; `playing` if members of theirs are to be stopped."""
         numbers = [self._numbers.pop((run.number, uid)) for uid in uids]
@@ -185,13 +208,19 @@ class Cluster:
     def swap(self, run: Run) -> None:
         """Update the engines to the run's head."""
         if len(self.runs) > 1:
-            self.agenda.at(self.now + self.scenario.efficiency.adapter_swap, run.swapped)
+
+            def there() -> None:
+                self.world.forget(run.number)
+                run.swapped()
+
+            self.agenda.at(self.now + self.scenario.efficiency.adapter_swap, there)
             return
         self.world.stand()
         seconds = self.exposed if run.log.head else 0.0  # the first version is there already
 
         def done() -> None:
-            self.world.go_on(seconds, forget=True)
+            self.world.forget(run.number)
+            self.world.go_on(seconds)
             run.swapped()
 
         self.agenda.at(self.now + seconds, done)
@@ -203,30 +232,34 @@ class Cluster:
         touched = self._finish(happened.finished) if len(happened.finished) else set[int]()
         world = self.world
         for slot in happened.failed.tolist():
-            if world.phase[slot] == FREE:
+            if world.slots.phase[slot] == FREE:
                 continue  # its group ended in this very tick
-            run, uid = self._groups[int(world.group[slot])]
+            run, uid = self._groups[int(world.slots.group[slot])]
             touched.add(run.number)
             problem = run.in_flight[uid].problem
-            if run.failed(uid, int(world.member[slot])):
+            if run.failed(uid, int(world.slots.member[slot])):
                 world.again(np.array([slot]), np.array([problem]))
                 continue
-            if world.phase[slot] != FREE:
+            if world.slots.phase[slot] != FREE:
                 world.free(np.array([slot]))
-            self._tell(int(world.group[slot]), run, uid)
+            self._tell(int(world.slots.group[slot]), run, uid)
+        if touched and self.scenario.max_concurrent is not None:
+            for run in (run for run in self.runs if self._wanted[str(run.number)]):
+                run.changed = True
+                touched.add(run.number)
         return touched
 
     def _finish(self, slots: np.ndarray) -> set[int]:
         """Count members that have their rewards; a run hears of a group when as many as it needs have."""
         world = self.world
-        group, tokens = world.group[slots], world.context[slots]
+        group, tokens = world.slots.group[slots], world.slots.context[slots]
         size = len(self._left)
         counts = np.bincount(group, minlength=size)
         self._left -= counts
         self._tokens += np.bincount(group, tokens, size)
         self._squares += np.bincount(group, tokens**2, size)
         if self.scenario.redundancy.extra_members:
-            for number, member in zip(group.tolist(), world.member[slots].tolist(), strict=True):
+            for number, member in zip(group.tolist(), world.slots.member[slots].tolist(), strict=True):
                 self._finished.setdefault(number, []).append(member)
         world.free(slots)
         touched: set[int] = set()

@@ -189,12 +189,23 @@ class Scenario(Section):
     """The staleness bound."""
     mode: ModeName = "rollart"
     """How rollout and training relate in time: see `rl.modes`."""
+    late: Literal["wait", "draw_again"] = "wait"
+    """What a step does about groups in flight that it makes too old: wait for them, or have their problems drawn
+    again."""
+    tenants: Count = 1
+    """Runs that share engines and trainer, each with this work, its own versions and its own adapter."""
     affinity: bool = True
     """Whether `runs_on` of the domains is followed."""
     groups_per_step: Count = 64
     group_size: Annotated[int, Field(ge=1)] = 8
     max_concurrent: Count | None = None
-    """Trajectories that may run at once, by the number of environments; None is what alpha allows."""
+    """Trajectories that may run at once, by the number of environments; None is what alpha allows. Tenants share them
+    as `rl.fairness` says."""
+    routing: Literal["trajectory", "turn"] = "trajectory"
+    """`turn` asks the router of the running system (`rl.routing`) where each turn goes, and makes it wait where none
+    has room. `trajectory` leaves it on the least loaded engine of its class, and is many times faster."""
+    turns_at_once: Count = 1
+    """Turns of a trajectory that are played as one: for large clusters, whose clock may then tick more slowly."""
     steps: Count = 8
     """Stop after this many versions ..."""
     horizon: Positive | None = None
@@ -216,6 +227,10 @@ class Scenario(Section):
             raise ValueError("pools: either all are of role both, or each is prefill or decode")
         if (why := MODES[self.mode].refuse(self.alpha)) is not None:
             raise ValueError(why.replace("staleness.", ""))
+        if self.routing == "turn" and roles != {"both"}:
+            raise ValueError("routing is turn, but the pools have roles; make them both, or route by trajectory")
+        if self.late == "draw_again" and not MODES[self.mode].waits:
+            raise ValueError(f"late is draw_again, but in mode {self.mode} no step is late; leave it away")
         if self.steps <= self.warmup:
             raise ValueError(f"steps ({self.steps}) must be above warmup ({self.warmup}); raise it")
         return self

@@ -53,6 +53,8 @@ class Engines:
         self._compute = model.token_flops / (flops * efficiency.decode_compute)
         self._read = model.token_flops / (flops * efficiency.prefill)
         self._attend = model.attention_flops / (flops * efficiency.prefill)
+        self.given = np.zeros(self.count)
+        """Tokens that each has given to every sequence that it decoded all along."""
         self.free_at = np.zeros(self.count)
         """When each has read all prompts that wait."""
         self._owed = np.zeros(self.count)
@@ -108,8 +110,7 @@ class Engines:
     def of_class(self, hardware_class: HardwareClass, role: str = "both") -> Array:
         """Indices of the engines of a class that decode (or, by `role`, read prompts)."""
         fits = [
-            c is hardware_class and (r == role or r == "both")
-            for c, r in zip(self.classes, self.roles, strict=True)
+            c is hardware_class and (r == role or r == "both") for c, r in zip(self.classes, self.roles, strict=True)
         ]
         return np.flatnonzero(np.array(fits)[self.pool])
 

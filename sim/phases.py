@@ -18,6 +18,8 @@ WAIT_STEP = 8
 """Answered, but others of its run are not (lockstep)."""
 WAIT_SCORE = 9
 """Played to its end, but others of its run are not (lockstep)."""
+QUEUED = 10
+"""Ready for its next turn, but no engine has room (`rl.routing`)."""
 
 
 @dataclass

@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import Any
 
 from rl.ledger import Ledger
@@ -23,13 +22,13 @@ from rl.records import Drop, Fence, Reason, Record, Settle, StateRef, Step
 from rl.redundancy import Mode, RedundancyPolicy
 from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, select
 from rl.staleness import StalenessPolicy
-from rl.stream import ProblemStream, derive_seed
+from rl.stream import ProblemStream
 from rl.trajectory import Uid
-from sim.config import DomainWork, Scenario
+from sim.config import Scenario
 from sim.host import Flight, Host, StepTimes
+from sim.workload import length_factor
 
 MEMBER_RETRIES = 2
-_NORMAL = NormalDist()
 _STATE = StateRef(prefix="", manifest_sha256="", full=True)
 
 
@@ -74,8 +73,10 @@ class Run:
         self._swapping = False
         self._asked = self._batch_at = self._trained_at = 0.0
         self._tombs = 0
-        self._awaited: list[Uid] = []
-        """Groups in flight for which the version is held."""
+        self._missing = 0
+        """Groups that must be sealed before it is worth asking for a batch ..."""
+        self._awaited: set[Uid] = set()
+        """... of these, or of any if there are none."""
 
     @property
     def over(self) -> bool:
@@ -106,19 +107,18 @@ class Run:
             self._take()
 
     def _may_be_enough(self) -> bool:
-        """Whether it is worth asking for a batch: there are tombstones, or enough groups and one that was awaited."""
-        if self._tombs:
+        """Whether it is worth asking for a batch: there are tombstones to settle, or as many groups as are needed."""
+        if self._tombs and self._record is None:
             return True
-        enough = len(self.offered) >= self.policy.groups_per_step
-        return enough and not (self._awaited and all(uid in self.in_flight for uid in self._awaited))
+        return self._missing <= 0 and len(self.offered) >= self.policy.groups_per_step
 
     # -- the trainer's side ------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        waits = self.mode.waits and not self.drops.forgets
+        waits = self.mode.waits and self.scenario.late == "wait" and not self.drops.forgets
         flying = {uid: flight.version for uid, flight in self.in_flight.items()} if waits else None
         chosen = select(self.ahead, self.offered.values(), self.policy, self.drops, in_flight=flying)
-        self._awaited = chosen.awaited
+        self._missing, self._awaited = chosen.missing, set(chosen.awaited)
         if not chosen.batch:
             if chosen.dropped and self._record is None:
                 self._append(Settle(**self._stamp(), dropped=tuple(chosen.dropped)))
@@ -189,28 +189,22 @@ class Run:
         self.changed = False
         assert self.serving is not None
         uids = admissible(self.log, self.serving, self.sealed.values(), self.in_flight.keys(), self.policy, self.drops)
-        if self.scenario.max_concurrent is not None:
-            uids = uids[: max(0, self.scenario.max_concurrent // self.members - len(self.in_flight))]
+        uids = uids[: self.host.grant(self, len(uids))]
         flights = []
         for uid in uids:
             domain = self._domains[self.stream.domain(uid.ordinal)]
-            flight = Flight(uid, self.serving, domain, self._problem(uid.ordinal, domain), self.host.now)
+            problem = length_factor(domain.problem_spread, self.scenario.seed, self.number, uid.ordinal)
+            flight = Flight(uid, self.serving, domain, problem, self.host.now)
             self.in_flight[uid] = flight
             flights.append(flight)
         if flights:
+            self._awaited.clear()
             self.host.place(self, flights)
 
     @property
     def members(self) -> int:
         """Trajectories that are started for a group."""
         return self.scenario.group_size + self.redundancy.extra_members
-
-    def _problem(self, ordinal: int, domain: DomainWork) -> float:
-        """The length factor of a problem: the same at every attempt."""
-        if not domain.problem_spread:
-            return 1.0
-        z = _NORMAL.inv_cdf((derive_seed(self.scenario.seed, self.number, ordinal) + 0.5) / 2**63)
-        return float(2.718281828459045 ** (domain.problem_spread * z - domain.problem_spread**2 / 2))
 
     def finished(self, uid: Uid, members: list[int] | None, tokens: float, squares: float) -> None:
         """At least as many members as are needed have their rewards: all of them, or `members`, in the order in which
@@ -222,12 +216,13 @@ class Run:
             tokens, squares = tokens * size / len(members), squares * size / len(members)
         self.sizes[uid] = (tokens, squares)
         self.durations.append(self.host.now - flight.began)
+        if not self._awaited or uid in self._awaited:
+            self._missing -= 1
         newest = self.serving if self.serving != flight.version else None
         self.sealed[uid] = self.offered[uid] = Candidate(
             uid, flight.version, True, None, newest, flight.domain.name, int(tokens)
         )
         self._end([uid], playing=members is not None)
-        self.changed = self.changed or self.scenario.max_concurrent is not None
 
     def failed(self, uid: Uid, member: int) -> bool:
         """A member's environment failed; whether it is tried afresh."""
@@ -246,6 +241,7 @@ class Run:
         for uid in uids:
             self.sealed[uid] = self.offered[uid] = Candidate(uid, self.log.head, False, tombstone=reason.value)
         self._tombs += len(uids)
+        self._missing = 0
         self._end(uids)
         self.changed = self.changed or bool(uids)
 
@@ -287,6 +283,7 @@ class Run:
         self._end(closed)
 
     def _offer(self) -> None:
+        self._missing = 0
         self.offered = {u: c for u, c in self.sealed.items() if self.ahead.is_open(u)}
         self._tombs = sum(c.tombstone is not None for c in self.offered.values())
 

@@ -7,22 +7,28 @@ tables of `TABLE` draws made at the start, which costs a tenth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 
 import numpy as np
 
+from rl.stream import derive_seed
 from sim.config import DomainWork, Latency
 
 Array = np.ndarray
 TABLE = 2**16
+_NORMAL = NormalDist()
 
 
 class Workload:
     """The domains of a scenario as arrays; a domain is its index."""
 
-    def __init__(self, domains: Sequence[DomainWork], seed: int):
+    def __init__(self, domains: Sequence[DomainWork], seed: int, at_once: int = 1):
+        """`at_once`: turns that are drawn together, at most."""
         self.random = np.random.default_rng(seed)
         self.domains = tuple(domains)
+        self._at_once = at_once
         self.index = {d.name: at for at, d in enumerate(domains)}
 
         def column(of: Callable[[DomainWork], float]) -> Array:
@@ -33,21 +39,16 @@ class Workload:
         self.prompt = column(lambda d: d.prompt_tokens)
         self.observation = column(lambda d: d.observation_tokens)
         self.response = column(lambda d: d.response_tokens)
-        self.problem_spread = column(lambda d: d.problem_spread)
         self.member_spread = column(lambda d: d.member_spread)
         self.turn_spread = column(lambda d: d.turn_spread)
         self.longest = column(lambda d: d.max_tokens)
         self.missed = column(lambda d: 1.0 - d.prefix_hit)
         self.failure = column(lambda d: d.failure)
         self._reset = self._table([d.reset for d in domains])
-        self._step = self._table([d.step for d in domains])
         self._score = self._table([d.score for d in domains])
+        self._step = self._sums([self._table([d.step for d in domains]) for _ in range(at_once)])
         spreads = np.repeat(self.turn_spread, TABLE)
-        self._turns = self._around_one(spreads)
-
-    def problems(self, domain: Array) -> Array:
-        """How much longer than usual the responses to each problem are."""
-        return self._around_one(self.problem_spread[domain])
+        self._turns = self._sums([self._around_one(spreads) for _ in range(at_once)])
 
     def members(self, domain: Array, problem: Array) -> tuple[Array, Array, Array]:
         """Of new trajectories: turns, mean tokens per response, and the turn at which they fail (beyond the last
@@ -58,21 +59,30 @@ class Workload:
         at = self.random.integers(1, turns + 1)
         return turns, length, np.where(fails, at, turns + 1)
 
-    def responses(self, domain: Array, length: Array) -> Array:
-        """Tokens of one response each."""
-        return np.maximum(1.0, length * self._look_up(self._turns, domain))
+    def responses(self, domain: Array, length: Array, turns: Array) -> Array:
+        """Tokens of the responses of so many turns each."""
+        return np.maximum(1.0, length * self._look_up(self._turns, self._row(domain, turns)))
 
     def resets(self, domain: Array) -> Array:
         return self._look_up(self._reset, domain)
 
-    def steps(self, domain: Array) -> Array:
-        return self._look_up(self._step, domain)
+    def steps(self, domain: Array, turns: Array) -> Array:
+        """Of so many turns each."""
+        return self._look_up(self._step, self._row(domain, turns))
 
     def scores(self, domain: Array) -> Array:
         return self._look_up(self._score, domain)
 
-    def _look_up(self, table: Array, domain: Array) -> Array:
-        return table[domain * TABLE + self.random.integers(0, TABLE, len(domain))]
+    def _row(self, domain: Array, turns: Array) -> Array:
+        return domain if self._at_once == 1 else (turns - 1) * len(self.domains) + domain
+
+    def _look_up(self, table: Array, row: Array) -> Array:
+        return table[row * TABLE + self.random.integers(0, TABLE, len(row))]
+
+    @staticmethod
+    def _sums(draws: Sequence[Array]) -> Array:
+        """Tables of one draw, of the sum of two, and so on."""
+        return np.cumsum(draws, axis=0).ravel()
 
     def _around_one(self, sigma: Array) -> Array:
         return np.exp(sigma * self.random.standard_normal(len(sigma)) - sigma**2 / 2)
@@ -90,6 +100,14 @@ class Workload:
             spread = one.mean * self._around_one(np.full(TABLE, np.sqrt(np.log1p((one.sd / one.mean) ** 2))))
         long = self.random.random(TABLE) < one.tail_share
         return spread + long * self.random.exponential(1.0, TABLE) * one.tail_mean
+
+
+def length_factor(spread: float, *problem: object) -> float:
+    """How much longer than usual the responses to a problem are: lognormal, and the same at every attempt."""
+    if not spread:
+        return 1.0
+    z = _NORMAL.inv_cdf((derive_seed(*problem) + 0.5) / 2**63)
+    return math.exp(spread * z - spread**2 / 2)
 
 
 def shortest_turn(domains: Sequence[DomainWork], seconds_per_token: float) -> float:

@@ -1,14 +1,15 @@
 """The machine under a virtual clock: trajectories as arrays, advanced a tick at a time.
 
-A slot holds one trajectory and goes
+A slot (`sim.slots`) holds one trajectory and goes
 
     RESET -> (READ -> DECODE -> STEP) x turns -> SCORE -> free
                ^ or, in lockstep, WAIT for the others of its run before DECODE's turn and STEP's
 
-All but DECODE end at a known moment; DECODE ends when its tokens are there, at the speed that its engine has. A tick
-moves every slot over at most one boundary of each kind. Moments inside a tick are kept exactly and time that a slot
-could have used before its turn came is credited to it, so a tick need only be shorter than a turn; it costs the same
-for one trajectory and for ten thousand.
+All but DECODE end at a known moment; DECODE ends when its engine has given every sequence as much as it needs, at the
+speed that the engine has. A tick moves every slot over at most one boundary of each kind. Moments inside a tick are
+kept exactly and time that a slot could have used before its turn came is credited to it, so a tick need only be shorter
+than a turn; it costs the same for one trajectory and for ten thousand. With `at_once` above 1 so many turns of a
+trajectory are one: their prompts are read together, then all is answered, then their steps are taken.
 
 Invariants
 - Only `advance` moves the clock; between two of its calls nothing happens by itself.
@@ -18,13 +19,17 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from sim.engines import Engines
+from sim.lockstep import Lockstep
 from sim.phases import (
     DECODE,
     FREE,
     HELD,
+    QUEUED,
     READ,
     RESET,
     SCORE,
@@ -36,55 +41,37 @@ from sim.phases import (
     Totals,
 )  # fmt: skip
 from sim.rewards import Rewards
+from sim.routing import TurnRouting
+from sim.slots import NEVER, Slots
+from sim.turns import next_turns
 from sim.workload import Workload
 
 Array = np.ndarray
-NEVER = np.inf
 
 
 class World:
-    """Slots, engines, environments and rewards; no policy."""
+    """Slots, engines, environments and rewards; no policy but that of `routing`, if turns are routed one by one."""
 
-    def __init__(self, work: Workload, engines: Engines, rewards: Rewards, tick: float, slots: int = 1024):
-        self.work, self.engines, self.rewards, self.tick = work, engines, rewards, tick
+    def __init__(
+        self,
+        work: Workload,
+        engines: Engines,
+        rewards: Rewards,
+        tick: float,
+        at_once: int = 1,
+        routing: TurnRouting | None = None,
+        lockstep: Iterable[int] = (),
+        slots: int = 1024,
+    ):
+        """`lockstep`: runs whose trajectories take their turns together, and whose rewards wait for the last one."""
+        self.work, self.engines, self.rewards, self.tick, self.routing = work, engines, rewards, tick, routing
+        self._at_once = at_once
         self._kv_seconds = 0.0
         self.now = 0.0
         self.standing = False
-        self.lockstep: set[int] = set()
-        """Runs whose trajectories take their turns together, and whose rewards wait for the last of them."""
         self.totals = Totals(busy=np.zeros(engines.count))
-        self.phase = np.zeros(0, np.int8)
-        self._columns = {
-            "group": np.int64, "member": np.int64, "run": np.int64, "domain": np.int64, "engine": np.int64,
-            "reader": np.int64, "turn": np.int64, "turns": np.int64, "fails_at": np.int64, "until": float,
-            "moment": float, "since": float, "left": float, "length": float, "context": float, "cold": bool,
-        }  # fmt: skip
-        for name, kind in self._columns.items():
-            setattr(self, name, np.zeros(0, kind))
-        self._free: list[int] = []
-        self._grow(slots)
-
-    group: Array
-    member: Array
-    run: Array
-    domain: Array
-    engine: Array
-    reader: Array
-    """The engine that reads its prompts: its own, or one of a prefill pool."""
-    turn: Array
-    turns: Array
-    fails_at: Array
-    until: Array
-    """When its phase ends, where that is known; else NEVER."""
-    moment: Array
-    """When it became ready for what it waits for."""
-    since: Array
-    left: Array
-    """Tokens to decode in this turn."""
-    length: Array
-    context: Array
-    cold: Array
-    """Whether its engine has nothing of it in the cache."""
+        self.slots = Slots(slots)
+        self.lockstep = Lockstep(self.slots, lockstep)
 
     # -- what policies may do ----------------------------------------------------------------------------
 
@@ -93,204 +80,218 @@ class World:
     ) -> None:
         """Begin trajectories now: arrays over them, of group, number within it, domain, problem's length factor, the
         engine that answers them and the one that reads their prompts."""
-        count = len(group)
-        if count > len(self._free):
-            self._grow(max(count, len(self.phase)))
-        slots = np.array([self._free.pop() for _ in range(count)])
-        self.group[slots], self.member[slots], self.run[slots] = group, member, run
-        self.domain[slots], self.engine[slots], self.reader[slots] = domain, engine, reader
+        s = self.slots
+        slots = s.take(len(group))
+        s.group[slots], s.member[slots], s.run[slots] = group, member, run
+        s.domain[slots], s.engine[slots], s.reader[slots] = domain, engine, reader
         self._play(slots, domain, problem)
 
     def again(self, slots: Array, problem: Array) -> None:
         """Start failed members afresh."""
-        self._play(slots, self.domain[slots], problem)
+        self._leave(slots)
+        self._play(slots, self.slots.domain[slots], problem)
 
     def free(self, slots: Array) -> None:
         """Give up slots that finished or failed."""
-        self.phase[slots] = FREE
-        self.until[slots] = NEVER
-        self._free.extend(slots[::-1].tolist())
+        self._leave(slots)
+        self.slots.give_back(slots)
 
     def end(self, groups: Array) -> None:
         """Stop everything that still runs for these groups."""
-        slots = np.flatnonzero(np.isin(self.group, groups) & (self.phase != FREE))
+        slots = np.flatnonzero(np.isin(self.slots.group, groups) & (self.slots.phase != FREE))
         self.totals.ended += len(slots)
         self.free(slots)
+
+    def _leave(self, slots: Array) -> None:
+        if self.routing is not None:
+            self.routing.leave(slots)
 
     def stand(self) -> None:
         """The engines stop."""
         self.standing = True
 
-    def go_on(self, stood: float, forget: bool) -> None:
-        """The engines go on after standing still for `stood` seconds; with `forget` under new weights, so that what
-        they had in their caches is read again."""
+    def go_on(self, stood: float) -> None:
+        """The engines go on after standing still for `stood` seconds, under new weights, so that what they had in
+        their caches is read again."""
+        s = self.slots
         self.standing = False
         self.totals.stalled += stood
         self.engines.free_at = np.where(self.engines.free_at > self.now - stood, self.engines.free_at + stood, 0.0)
-        self.until[self.phase == READ] += stood
-        decoding = np.flatnonzero(self.phase == DECODE)
-        self.since[decoding] = self.now
-        if forget:
-            self.cold[(self.phase != READ) & (self.phase != DECODE)] = True
-            if len(decoding):
-                tokens = self.context[decoding]
-                self._read(decoding, np.full(len(decoding), self.now), tokens, np.zeros(len(decoding)))
-        held = np.flatnonzero(self.phase == HELD)
-        self.moment[held] = np.maximum(self.moment[held], self.now)
+        s.until[s.phase == READ] += stood
+        decoding = np.flatnonzero(s.phase == DECODE)
+        if len(decoding):
+            behind = s.goal[decoding] - self.engines.given[s.engine[decoding]]
+            s.context[decoding] += s.left[decoding] - behind
+            s.left[decoding] = behind
+            self._read(decoding, np.full(len(decoding), self.now), s.context[decoding], np.zeros(len(decoding)))
+        held = np.flatnonzero(s.phase == HELD)
+        s.moment[held] = np.maximum(s.moment[held], self.now)
         self._next_turn(held)
+
+    def forget(self, run: int) -> None:
+        """What the engines have in their caches of a run's trajectories is of no use for their next turns."""
+        s = self.slots
+        s.cold[(s.run == run) & (s.phase != READ) & (s.phase != DECODE)] = True
+        if self.routing is not None:
+            self.routing.updated(run)
 
     def running(self) -> Array:
         """Trajectories by engine."""
-        return np.bincount(self.engine[self.phase != FREE], minlength=self.engines.count)
+        s = self.slots
+        return np.bincount(s.engine[s.phase != FREE], minlength=self.engines.count)
+
+    def contexts(self) -> Array:
+        """Tokens that every trajectory has now."""
+        s = self.slots
+        made = np.where(s.phase == DECODE, s.left - (s.goal - self.engines.given[s.engine]), 0.0)
+        return s.context + made
 
     # -- time --------------------------------------------------------------------------------------------
 
     def advance(self, end: float) -> Happened:
         """Move the clock to `end`, at most one tick away."""
+        s = self.slots
         begin, self.now = self.now, end
-        due = np.flatnonzero(self.until <= end)
-        phase = self.phase[due]
+        due = np.flatnonzero(s.until <= end)
+        phase = s.phase[due]
         stepped = due[phase == STEP]
-        fails = self.turn[stepped] >= self.fails_at[stepped]
+        fails = s.turn[stepped] >= s.fails_at[stepped]
         failed, stepped = stepped[fails], stepped[~fails]
         finished = due[phase == SCORE]
-        self.until[failed] = self.until[finished] = NEVER
+        s.until[failed] = s.until[finished] = NEVER
         self.totals.failed += len(failed)
         self.totals.finished += len(finished)
         asking = np.concatenate([self._stepped(stepped), due[phase == RESET]])
         self._ask(asking)
         if not self.standing:
+            if self.routing is not None:
+                asking = np.concatenate([asking, self._assign(end)])
             read = np.concatenate([due[phase == READ], asking])
-            read = read[self.until[read] <= end]
-            self.phase[read] = DECODE
-            self.since[read] = self.until[read]
-            self.until[read] = NEVER
-            self._decode(begin, end)
-        for run in self.lockstep:
-            self._release(run)
+            read = read[s.until[read] <= end]
+            s.phase[read] = DECODE
+            self._decode(begin, end, read)
+        for kind, then in (
+            (WAIT_STEP, self._act), (WAIT_READ, self._resume_turn), (WAIT_SCORE, self._score),
+        ):  # fmt: skip
+            for slots in self.lockstep.released(kind):
+                then(slots)
         return Happened(finished, failed)
 
-    def _decode(self, begin: float, end: float) -> None:
-        slots = np.flatnonzero(self.phase == DECODE)
-        engine = self.engine[slots]
-        running = np.bincount(engine, minlength=self.engines.count)
-        tokens = np.bincount(engine, self.context[slots], minlength=self.engines.count)
-        reading = self.engines.read(begin, end)
+    def _decode(self, begin: float, end: float, fresh: Array) -> None:
+        """`fresh` are those that begin within the tick."""
+        s, engines = self.slots, self.engines
+        where = s.engine[fresh]
+        s.goal[fresh] = engines.given[where] + s.left[fresh]
+        slots = np.flatnonzero(s.phase == DECODE)
+        engine, goal = s.engine[slots], s.goal[slots]
+        running = np.bincount(engine, minlength=engines.count)
+        tokens = np.bincount(engine, s.context[slots] + s.left[slots] - goal, engines.count) + running * engines.given
+        reading = engines.read(begin, end)
         self.totals.busy += np.where(running > 0, end - begin, reading)
         if not len(slots):
             return
-        speed = self.engines.rates(running, tokens, reading / (end - begin))[engine]
-        made = speed * (end - self.since[slots])
-        left = self.left[slots] - made
-        self.left[slots], self.since[slots] = left, end
-        self.context[slots] += np.minimum(made, left + made)
-        over = left <= 0
+        speed = engines.rates(running, tokens, reading / (end - begin))
+        engines.given += speed * (end - begin)
+        if len(fresh):
+            s.goal[fresh] += speed[where] * (s.until[fresh] - begin)
+            s.until[fresh] = NEVER
+            goal = s.goal[slots]
+        ahead = engines.given[engine] - goal
+        over = ahead >= 0
         done = slots[over]
         if len(done):
-            self.moment[done] = end + left[over] / speed[over]
+            s.moment[done] = end - ahead[over] / speed[engine[over]]
             self._answered(done)
 
     # -- from one phase to the next ----------------------------------------------------------------------
 
     def _play(self, slots: Array, domain: Array, problem: Array) -> None:
-        work = self.work
-        turns, length, fails_at = work.members(domain, problem)
-        self.turns[slots], self.length[slots], self.fails_at[slots] = turns, length, fails_at
-        self.turn[slots] = 0
-        self.context[slots], self.left[slots], self.cold[slots] = 0.0, 0.0, True
-        self.until[slots] = self.now + work.resets(domain)
-        self.phase[slots] = RESET
+        s = self.slots
+        turns, length, fails_at = self.work.members(domain, problem)
+        s.turns[slots], s.length[slots], s.fails_at[slots] = turns, length, fails_at
+        s.turn[slots] = 0
+        s.context[slots], s.cold[slots] = 0.0, True
+        s.until[slots] = self.now + self.work.resets(domain)
+        s.phase[slots] = RESET
 
     def _ask(self, slots: Array) -> None:
         """Ready for a turn: read its prompt, as soon as the run and the engines allow."""
         if not len(slots):
             return
-        self.moment[slots], self.until[slots] = self.until[slots], NEVER
-        together = self._together(slots)
-        self.phase[slots[together]] = WAIT_READ
-        self._resume_turn(slots[~together])
+        s = self.slots
+        s.moment[slots], s.until[slots] = s.until[slots], NEVER
+        self._resume_turn(self.lockstep.hold(slots, WAIT_READ))
+
+    def _resume_turn(self, slots: Array) -> None:
+        if self.standing:
+            self.slots.phase[slots] = HELD
+        else:
+            self._next_turn(slots)
 
     def _next_turn(self, slots: Array) -> None:
+        """Ask for the next turn, or for as many as are taken at once."""
         if not len(slots):
             return
-        domain, had = self.domain[slots], self.context[slots]
-        first = self.turn[slots] == 0
-        news = np.where(first, self.work.prompt[domain], self.work.observation[domain])
-        known = np.where(self.cold[slots], 0.0, had * (1.0 - self.work.missed[domain]))
-        self.context[slots] = had + news
-        self.left[slots] = self.work.responses(domain, self.length[slots])
-        self._read(slots, self.moment[slots], had + news - known, known)
+        s = self.slots
+        read, known = next_turns(s, self.work, slots, self._at_once)
+        if self.routing is not None:
+            s.phase[slots] = QUEUED
+            self.routing.ask(slots, s.moment[slots], s.run[slots], s.domain[slots], s.context[slots])
+            return
+        self._read(slots, s.moment[slots], read, known)
+
+    def _assign(self, end: float) -> Array:
+        """Read the prompts of those that the router finds an engine for; those slots."""
+        assert self.routing is not None
+        s = self.slots
+        slots, engine, fresh, waited = self.routing.assigned()
+        if len(slots):
+            s.engine[slots] = s.reader[slots] = engine
+            read = fresh + self.work.missed[s.domain[slots]] * (s.context[slots] - fresh)
+            arrival = np.where(waited, end, s.moment[slots])
+            self._read(slots, arrival, read, s.context[slots] - read)
+        return slots
 
     def _read(self, slots: Array, arrival: Array, tokens: Array, known: Array) -> None:
-        reader = self.reader[slots]
+        s = self.slots
+        reader = s.reader[slots]
         seconds = self.engines.prompt_seconds(reader, tokens, known)
-        self.until[slots] = self.engines.queue(reader, arrival, seconds)
-        self.phase[slots], self.cold[slots] = READ, False
-        if self._kv_seconds:
-            self.until[slots] += tokens * self._kv_seconds
+        until = self.engines.queue(reader, arrival, seconds)
+        s.until[slots] = until + tokens * self._kv_seconds if self._kv_seconds else until
+        s.phase[slots], s.cold[slots] = READ, False
 
     def carry_cache(self, seconds_per_token: float) -> None:
         """Prompts are read by other engines than answer them: their cache travels at this cost."""
         self._kv_seconds = seconds_per_token
 
     def _answered(self, slots: Array) -> None:
-        self.turn[slots] += 1
-        together = self._together(slots)
-        self.phase[slots[together]] = WAIT_STEP
-        self._act(slots[~together])
+        s = self.slots
+        s.turn[slots] += s.ahead[slots]
+        s.context[slots] += s.left[slots]
+        if self.routing is not None:
+            self.routing.answered(slots, s.left[slots])
+        self._act(self.lockstep.hold(slots, WAIT_STEP))
 
     def _act(self, slots: Array) -> None:
-        self.until[slots] = self.moment[slots] + self.work.steps(self.domain[slots])
-        self.phase[slots] = STEP
+        s = self.slots
+        s.until[slots] = s.moment[slots] + self.work.steps(s.domain[slots], s.ahead[slots])
+        s.phase[slots] = STEP
 
     def _stepped(self, slots: Array) -> Array:
         """Score those that are through; the others."""
-        last = (self.turn[slots] >= self.turns[slots]) | (
-            self.context[slots] + self.work.observation[self.domain[slots]] >= self.work.longest[self.domain[slots]]
+        s = self.slots
+        domain = s.domain[slots]
+        last = (s.turn[slots] >= s.turns[slots]) | (
+            s.context[slots] + self.work.observation[domain] >= self.work.longest[domain]
         )
         over = slots[last]
         if len(over):
-            self.moment[over], self.until[over] = self.until[over], NEVER
-            late = self._together(over)
-            self.phase[over[late]] = WAIT_SCORE
-            self._score(over[~late])
+            s.moment[over], s.until[over] = s.until[over], NEVER
+            self._score(self.lockstep.hold(over, WAIT_SCORE))
         return slots[~last]
 
     def _score(self, slots: Array) -> None:
-        self.until[slots] = self.rewards.ends(self.moment[slots], self.work.scores(self.domain[slots]))
-        self.totals.tokens += float(self.context[slots].sum())
-        self.phase[slots] = SCORE
-
-    def _release(self, run: int) -> None:
-        """Let a run's trajectories go on together, once all of them wait."""
-        ours = np.flatnonzero((self.run == run) & (self.phase != FREE))
-        phase = self.phase[ours]
-        moving = ours[phase < WAIT_READ]
-        playing = moving[self.phase[moving] != SCORE]
-        if len(playing):
-            return
-        for kind, then in (
-            (WAIT_STEP, self._act), (WAIT_READ, self._resume_turn), (WAIT_SCORE, self._score),
-        ):  # fmt: skip
-            waiting = ours[phase == kind]
-            if len(waiting):
-                self.moment[waiting] = self.moment[waiting].max()
-                then(waiting)
-                return
-
-    def _resume_turn(self, slots: Array) -> None:
-        if self.standing:
-            self.phase[slots] = HELD
-        else:
-            self._next_turn(slots)
-
-    def _together(self, slots: Array) -> Array:
-        return np.isin(self.run[slots], list(self.lockstep)) if self.lockstep else np.zeros(len(slots), bool)
-
-    def _grow(self, more: int) -> None:
-        had = len(self.phase)
-        self.phase = np.concatenate([self.phase, np.zeros(more, np.int8)])
-        for name, kind in self._columns.items():
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, kind)]))
-        self.until[had:] = NEVER
-        self._free.extend(range(had + more - 1, had - 1, -1))
+        s = self.slots
+        s.until[slots] = self.rewards.ends(s.moment[slots], self.work.scores(s.domain[slots]))
+        self.totals.tokens += float(s.context[slots].sum())
+        s.phase[slots] = SCORE

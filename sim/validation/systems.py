@@ -45,6 +45,7 @@ def whole_chain() -> dict[str, float]:
 
 def step_times(results: Mapping[str, Result]) -> dict[str, float]:
     """Ratios of the step times of 32B."""
+
     def ratio(slow: str, fast: str) -> float:
         return results[slow].step_s / results[fast].step_s
 
@@ -76,8 +77,7 @@ def mixes() -> dict[str, float]:
             speed[name][model] = simulate(change(base, pools=pools)).tokens_per_s
     names = {"64 H800 + 24 H20 over 72 H800": "H800", "64 H800 + 24 H20 over 208 H20": "H20"}
     return {
-        name: _farthest(name, {m: speed["mixed"][m] / speed[other][m] for m in MODELS})
-        for name, other in names.items()
+        name: _farthest(name, {m: speed["mixed"][m] / speed[other][m] for m in MODELS}) for name, other in names.items()
     }
 
 
@@ -93,6 +93,7 @@ def bounds() -> dict[str, float]:
 
 
 WEEK = 7 * 24 * 3600.0
+AT_ONCE, TICK = 4, 15.0
 
 
 def week(horizon: float = WEEK) -> Scenario:
@@ -118,7 +119,8 @@ def week(horizon: float = WEEK) -> Scenario:
         alpha=1,
         groups_per_step=640,
         horizon=horizon,
-        tick=10.0,
+        turns_at_once=AT_ONCE,
+        tick=TICK,
     )
 
 

@@ -13,6 +13,7 @@ from rl.placement import HardwareClass
 from sim.cluster import Cluster
 from sim.config import DomainWork, Efficiency, Latency, PoolSection, Scenario, TrainerSection
 from sim.simulate import LONGEST
+from sim.validation.workloads import change
 
 TENANTS = 32
 STEPS = 3
@@ -73,7 +74,7 @@ def tenants() -> dict[str, float]:
 
 def _cluster(count: int) -> Cluster:
     """So many tenants, each to its last step."""
-    cluster = Cluster(SCENARIO, tenants=count, steps=STEPS)
+    cluster = Cluster(change(SCENARIO, tenants=count), steps=STEPS)
     cluster.simulate(LONGEST)
     return cluster
 

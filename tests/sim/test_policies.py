@@ -50,7 +50,7 @@ def test_every_trajectory_in_flight_belongs_to_a_group_that_is_open(monkeypatch)
     cluster, _ = watched(monkeypatch, domain=FAILING, alpha=2)
     run, world = cluster.runs[0], cluster.world
     numbers = {cluster._numbers[0, uid] for uid in run.in_flight}
-    assert set(world.group[world.phase != 0].tolist()) <= numbers
+    assert set(world.slots.group[world.slots.phase != 0].tolist()) <= numbers
     assert all(run.log.is_open(uid) for uid in run.in_flight)
 
 
@@ -70,9 +70,9 @@ def test_spares_replace_failed_members_without_a_second_run(monkeypatch):
 
 
 def test_tenants_share_engines_and_trainer_fairly():
-    cluster = Cluster(scenario(alpha=0, mode="sync_plus"), tenants=3, steps=4)
+    cluster = Cluster(scenario(alpha=0, mode="sync_plus", tenants=3), steps=4)
     cluster.simulate(1e5)
     assert [len(run.steps) for run in cluster.runs] == [4, 4, 4]
-    one = Cluster(scenario(alpha=0, mode="sync_plus"), tenants=1, steps=4)
+    one = Cluster(scenario(alpha=0, mode="sync_plus"), steps=4)
     one.simulate(1e5)
     assert cluster.now < 3 * one.now, "sharing is no quicker than one after another"

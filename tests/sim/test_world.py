@@ -64,13 +64,13 @@ def test_what_stands_still_makes_no_tokens():
     world = cluster.world
     cluster.simulate(7.0)
     world.stand()
-    before = world.left.copy(), world.context.copy()
+    before = world.contexts()
     for _ in range(200):
         world.advance(world.now + world.tick)
-    assert (world.left == before[0]).all() and (world.context == before[1]).all()
-    world.go_on(200 * world.tick, forget=True)
+    assert (world.contexts() == before).all()
+    world.go_on(200 * world.tick)
     world.advance(world.now + world.tick)
-    assert (world.context > before[1]).any()
+    assert (world.contexts() > before).any()
 
 
 def test_dedicated_rewards_queue_and_functions_do_not():
