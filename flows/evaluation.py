@@ -6,22 +6,25 @@ enters the sample buffer; a problem that fails for infrastructure reasons is rep
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from distributed import Client
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from flows.evaluations import Evaluation, Share, keep, load
 from infra.compute.graphs import GroupGraph, Placements, Stages
 from infra.compute.pools import slots
 from infra.store.objects import ObjectStore
+from infra.tracking.run import Tracker
 from rl.config.run import RunConfig
+from rl.config.work import EvaluationSection
 from rl.errors import StageFailure, TooManyFailures
+from rl.pass_at import mean_pass_at
 from rl.trajectory import Problem, Uid
-from tasks.admit import Sealed, collect
+from tasks.admit import Played, collect
 from tasks.interact import interact
 from tasks.reset import reset
 from tasks.score import score
@@ -30,35 +33,13 @@ STAGES = Stages(reset, interact, score, collect)
 AT_ONCE = 128
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Mean reward of one domain at one version."""
-
-    version: int
-    domain: str
-    reward: float
-    problems: int
-    missing: int
-    turns: float
-    """Mean turns per problem."""
-    truncated: float
-    """Share of episodes that a limit ended."""
-
-    def __str__(self) -> str:
-        missing = f", {self.missing} missing" if self.missing else ""
-        return (
-            f"held-out {self.domain} at version {self.version}: reward {self.reward:.3f} over {self.problems} "
-            f"problems{missing}, {self.turns:.1f} turns"
-        )
-
-
 @task(task_run_name="evaluate {domain} v{version}", cache_policy=NO_CACHE, persist_result=False)
 def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client, run: str) -> Evaluation:
     """Play the held-out problems of a domain. Raises TooManyFailures when most of them could not be played."""
     placements = Placements(STAGES, slots(client))
     problems = config.stream.held_out(domain, config.evaluation.problems)
 
-    def play(problem: Problem) -> Sealed | None:
+    def play(problem: Problem) -> Played | None:
         graph = GroupGraph(
             client,
             placements,
@@ -66,7 +47,7 @@ def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client
             Uid(problem.ordinal, 0),
             problem,
             version,
-            1,
+            config.evaluation.samples,
             config.rollout.member_retries,
             config.deadlines.trajectory,
         )
@@ -76,46 +57,54 @@ def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client
             return None
 
     with ThreadPoolExecutor(min(AT_ONCE, len(problems))) as threads:
-        played = [sealed for sealed in threads.map(play, problems) if sealed is not None]
+        played = [one for one in threads.map(play, problems) if one is not None]
     if len(played) * 2 < len(problems):
         raise TooManyFailures(
             f"evaluation of {domain} at version {version}: only {len(played)} of {len(problems)} problems could be "
             "played"
         )
+    return summarise(config.evaluation, version, domain, played, len(problems) - len(played))
+
+
+def summarise(
+    section: EvaluationSection, version: int, domain: str, played: Sequence[Played], missing: int
+) -> Evaluation:
+    """What was played, as figures; `played` has at least one problem."""
+
+    def passes(some: Sequence[Played]) -> dict[str, float]:
+        rewards = [p.rewards for p in some]
+        return {str(k): mean_pass_at(k, rewards, section.solved_at) for k in section.pass_at}
+
+    told = {p.difficulty for p in played if p.difficulty is not None}
+    easiest_first = sorted(told, key=lambda d: (isinstance(d, str), 0.0 if isinstance(d, str) else d, str(d)))
+    shares = {}
+    for difficulty in easiest_first:
+        some = [p for p in played if p.difficulty == difficulty]
+        shares[str(difficulty)] = Share(len(some), fmean(r for p in some for r in p.rewards), passes(some))
     return Evaluation(
         version,
         domain,
-        fmean(s.rewards[0] for s in played),
+        fmean(r for p in played for r in p.rewards),
         len(played),
-        len(problems) - len(played),
-        fmean(s.turns for s in played),
-        fmean(s.truncated for s in played),
+        missing,
+        fmean(t for p in played for t in p.turns),
+        fmean(t for p in played for t in p.truncated),
+        section.samples,
+        passes(played),
+        shares,
     )
 
 
 def evaluate(config: RunConfig, store: ObjectStore, client: Client, run: str, version: int) -> list[Evaluation]:
     """Evaluate every domain at `version`, which the engines must serve; kept in the store, so that a resumed
-    run does not do it twice."""
+    run does not do it twice, and told to MLflow."""
     if config.evaluation.problems == 0:
         return []
-    key = _key(config, version)
-    if store.exists(key):
-        return load(config, store, version)
+    if (kept := load(config, store, version)) is not None:
+        return kept
     results = [evaluate_domain(d.name, version, config, client, run) for d in config.domains]
-    store.put(key, json.dumps([asdict(r) for r in results]).encode())
+    keep(config, store, results)
+    tracker = Tracker.start(config, "evaluator")
+    tracker.log_step(version, {f"held_out_{r.domain}": r.reward for r in results})
+    tracker.close(config.deadlines.control)
     return results
-
-
-def load(config: RunConfig, store: ObjectStore, version: int) -> list[Evaluation]:
-    """A kept evaluation."""
-    return [Evaluation(**row) for row in json.loads(store.get(_key(config, version)))]
-
-
-def load_all(config: RunConfig, store: ObjectStore) -> list[Evaluation]:
-    """Every kept evaluation of the run, by version."""
-    keys = sorted(store.keys(f"{config.prefix}evaluations/"))
-    return [Evaluation(**row) for key in keys for row in json.loads(store.get(key))]
-
-
-def _key(config: RunConfig, version: int) -> str:
-    return f"{config.prefix}evaluations/{version:010d}.json"

@@ -18,6 +18,8 @@ from distributed import Client, Future
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.evaluations import pending
+from flows.flow_runs import ends_with_its_run, sign
 from flows.quiet import quiet_failures
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
@@ -37,11 +39,13 @@ POLL_S = 0.25
 
 
 @flow(name="learn", flow_run_name="learn {run}", validate_parameters=False, persist_result=False)
+@ends_with_its_run
 def learn(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
     """Train until the log has the last version; that version."""
     config = loads(Path(config_file).read_text())
+    sign(config)
     log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer="learn-observer")
-    garbage = Background(partial(_collector, config), config.retention.collect_every)
+    garbage = Background(partial(collector, config), config.retention.collect_every)
     with connect(scheduler, config.deadlines.start) as client:
         for left in range(config.restarts.trainer, -1, -1):
             fence = log.sync().fence
@@ -83,9 +87,11 @@ def _watch(config: RunConfig, log: CommitLog, trainer: Future, fence: int, garba
     return head
 
 
-def _collector(config: RunConfig) -> Collector:
+def collector(config: RunConfig) -> Collector:
+    """The garbage collection of a run."""
     log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer=f"gc-{uuid.uuid4().hex[:8]}")
-    return Collector(log, config.prefix, config.keeps, config.retention.grace)
+    awaited = partial(pending, config, log.store)
+    return Collector(log, config.prefix, config.keeps, config.retention.grace, awaited)
 
 
 def _wait_for_fence(config: RunConfig, log: CommitLog, trainer: Future, before: int) -> None:

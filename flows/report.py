@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flows.evaluation import load_all
+from flows.evaluations import load_all
 from infra.store.buffer import SampleBuffer
 from infra.store.objects import ObjectStore
 from infra.store.reader import LogReader

@@ -7,15 +7,15 @@
 
 Invariants
 - The floor never falls, and never rises above what the run needs to go on (`Ledger.oldest_needed`).
-- What the policy keeps by count or age is at or above its floor, with its samples; every n-th and what is pinned
-  keeps its state alone below it.
+- What the policy keeps by count or age, or for somebody who is still to load it, is at or above its floor, with its
+  samples; every n-th and what is pinned keeps its state alone below it.
 - A pure function of the ledger and of which states are there, how old: the collector acts on it, and people are told
   the same reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,9 +32,11 @@ class Why(StrEnum):
     YOUNG = "young"
     EVERY = "every n-th"
     PINNED = "pinned"
+    AWAITED = "to be evaluated"
 
 
-_WITH_SAMPLES = {Why.HEAD, Why.NEEDED, Why.NEWEST, Why.YOUNG}
+_WITH_SAMPLES = {Why.HEAD, Why.NEEDED, Why.NEWEST, Why.YOUNG, Why.AWAITED}
+"""What an engine may still load lies at or above the floor (`loadable`)."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,15 @@ class Retention:
     younger_than: float = 0.0
     every: int | None = None
 
-    def floor(self, ledger: Ledger, ages: Mapping[int, float]) -> int:
+    def floor(self, ledger: Ledger, ages: Mapping[int, float], awaited: Collection[int] = ()) -> int:
         """What the gc floor should be. `ages` has the versions whose state is there, with the seconds since it was
-        written."""
-        kept = [version for version, why in self.reasons(ledger, ages).items() if why & _WITH_SAMPLES]
+        written; `awaited` as below."""
+        kept = [version for version, why in self.reasons(ledger, ages, awaited).items() if why & _WITH_SAMPLES]
         return max(ledger.gc_floor, min([ledger.oldest_needed, *kept]))
 
-    def reasons(self, ledger: Ledger, ages: Mapping[int, float]) -> dict[int, set[Why]]:
-        """Why each of these versions stays; empty for one that may go."""
+    def reasons(self, ledger: Ledger, ages: Mapping[int, float], awaited: Collection[int] = ()) -> dict[int, set[Why]]:
+        """Why each of these versions stays; empty for one that may go. `awaited`: those that somebody is still to
+        load."""
         there = [v for v in sorted(ages) if v not in ledger.deleted]
         live = [v for v in there if ledger.head is not None and ledger.lag(v) is not None]
         found: dict[int, set[Why]] = {version: set() for version in sorted(ages)}
@@ -70,6 +73,8 @@ class Retention:
                 found[version].add(Why.NEEDED)
             if version in ledger.pins:
                 found[version].add(Why.PINNED)
+            if version in awaited:
+                found[version].add(Why.AWAITED)
         return found
 
 

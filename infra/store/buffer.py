@@ -19,6 +19,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,8 @@ from rl.trajectory import Group, Uid
 
 READERS = 16
 """Objects read and decoded at once: both happen outside the interpreter's lock, for the most part."""
+_ENCODERS = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="encode")
+"""Encodes what any number of threads seal: more at once than there are cores only take each other's caches."""
 _SEGMENT = re.compile(r"groups/(\d{10})/[^/]+-\d{6,}\.parquet$")
 _WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -85,7 +88,7 @@ class SampleBuffer:
         if not _WRITER.fullmatch(writer):
             raise ValueError(f"writer {writer!r} is not a plain name")
         key = f"groups/{versions.pop():010d}/{writer}-{seq:06d}.parquet"
-        body = schema.encode(groups)
+        body = _ENCODERS.submit(schema.encode, groups).result()
         # The content is the nonce: a second sealing of equal groups is ours, whoever did the first.
         if not self._store.create(self._prefix + key, body, hashlib.sha256(body).hexdigest()):
             there = {candidate.uid for candidate in self._read(key).candidates}

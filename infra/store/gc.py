@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
@@ -81,11 +81,19 @@ class Survey:
 
 
 class Collector:
-    """Collects one run. `prefix` is the run's, with a closing slash; `commits` is the collector's own."""
+    """Collects one run. `prefix` is the run's, with a closing slash; `commits` is the collector's own. `awaited` tells
+    which versions somebody is still to load."""
 
-    def __init__(self, commits: CommitLog, prefix: str, retention: Retention, grace_s: float) -> None:
+    def __init__(
+        self,
+        commits: CommitLog,
+        prefix: str,
+        retention: Retention,
+        grace_s: float,
+        awaited: Callable[[Ledger], Collection[int]] = lambda ledger: (),
+    ) -> None:
         self._commits, self._store, self._prefix = commits, commits.store, prefix
-        self._retention, self._grace_s = retention, grace_s
+        self._retention, self._grace_s, self._awaited = retention, grace_s, awaited
         self._owners: dict[str, int] = {}
 
     def survey(self) -> Survey:
@@ -93,12 +101,13 @@ class Collector:
         ledger = self._commits.sync()
         states = list(self._states(ledger))
         ages = {s.version: s.age_s for s in states if s.version is not None and s.version != ORPHAN and s.whole}
-        reasons, past = self._retention.reasons(ledger, ages), self._commits.as_of(self._grace_s)
+        awaited, past = self._awaited(ledger), self._commits.as_of(self._grace_s)
+        reasons = self._retention.reasons(ledger, ages, awaited)
         return Survey(
             ledger,
             states,
             reasons,
-            self._retention.floor(ledger, ages),
+            self._retention.floor(ledger, ages, awaited),
             past.gc_floor,
             [state for state in states if _goes(state, ledger, past, reasons)],
             list(takewhile(lambda entry: self._version(entry) < past.gc_floor, self._segments())),

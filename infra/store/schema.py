@@ -160,8 +160,7 @@ def write(rows: pa.Table, encoding: Mapping[str, Any]) -> bytes:
     sink = pa.BufferOutputStream()
     # Parquet's own types say all that Arrow's copy of the schema would say, in 2.7 kB less.
     with pq.ParquetWriter(sink, rows.schema, store_schema=False, **encoding) as writer:
-        for batch in rows.to_batches():
-            writer.write_batch(batch)
+        writer.write_table(rows)
         writer.add_key_value_metadata({_META: "{}.{}".format(*SCHEMA_VERSION)})
     return sink.getvalue().to_pybytes()
 

@@ -29,7 +29,7 @@ from rl.records import Record, Rollback, StateRef, Step
 
 log = logging.getLogger(__name__)
 
-Role = Literal["trainer", "rollout", "report"]
+Role = Literal["trainer", "rollout", "evaluator", "report"]
 QUEUE = 1000
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
 """Between two tries of one job; the last one repeats."""

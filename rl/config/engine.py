@@ -75,6 +75,11 @@ class HFEngineSection(Section):
         return {self.hardware: 1} if self.instances is None else self.instances.model_dump()
 
     @property
+    def single(self) -> HFEngineSection:
+        """One engine of this kind."""
+        return self.model_copy(update={"instances": None})
+
+    @property
     def embedded(self) -> bool:
         """Whether the one engine lives in the proxy."""
         return self.instances is None
@@ -120,6 +125,14 @@ class VLLMEngineSection(Section):
         return self.instances.model_dump()
 
     @property
+    def single(self) -> VLLMEngineSection:
+        """One engine of this kind, on the class that answers where prompts are computed elsewhere."""
+        split = self.disaggregation
+        where = split.decode if split else "bandwidth_gpu" if self.instances.bandwidth_gpu else "compute_gpu"
+        alone = {"instances": InstancesSection(**{where: 1}), "external": (), "disaggregation": None}
+        return self.model_copy(update=alone)
+
+    @property
     def embedded(self) -> bool:
         """Whether the one engine lives in the proxy."""
         return False
@@ -129,9 +142,7 @@ def _typed(value: Any) -> Any:
     return {"type": "hf", **value} if isinstance(value, dict) else value
 
 
-EngineSection = Annotated[
-    HFEngineSection | VLLMEngineSection, Field(discriminator="type"), BeforeValidator(_typed)
-]
+EngineSection = Annotated[HFEngineSection | VLLMEngineSection, Field(discriminator="type"), BeforeValidator(_typed)]
 """`type` may be left out: it is hf then."""
 
 

@@ -37,9 +37,13 @@ from rl.staleness import StalenessPolicy
 from rl.stream import ProblemStream
 
 
+SERVICES = "services"
+"""Owner of what services for many tenants keep; no tenant of theirs may be called so."""
+
+
 def service_prefix(name: str) -> str:
-    """Key prefix of what a service for many tenants keeps; no tenant can be called so."""
-    return f"_services/{name}/"
+    """Key prefix of what a service keeps."""
+    return f"{SERVICES}/{name}/"
 
 
 class RunConfig(Section):
@@ -101,10 +105,11 @@ class RunConfig(Section):
                     f"pools.cpu ({self.pools.cpu}) is below training.group_size "
                     f"({self.training.group_size}): no group could run; raise it, up to {members} are used"
                 )
-            for name, engines in self.engine.counts.items():
+            for name, engines in self.engine_slots.items():
                 trains = name == "compute_gpu"
                 if (given := getattr(self.pools, name)) < engines + trains:
                     users = [f"{engines} engine{'s' * (engines > 1)}"] * bool(engines) + ["the trainer"] * trains
+                    users[0] += " (one for evaluation.every)" * (self.engine.counts.get(name, 0) < engines)
                     raise ValueError(
                         f"pools.{name} ({given}) is below {engines + trains}, but {' and '.join(users)} run there; "
                         f"set it to {engines + trains}"
@@ -170,6 +175,15 @@ class RunConfig(Section):
         examined = self.rollout.redundancy.policy().examined(t.groups_per_step, examined)
         alpha = self.staleness.alpha
         return StalenessPolicy(self.mode.bound(alpha), t.groups_per_step, examined, t.steps, admission=alpha)
+
+    @property
+    def engine_slots(self) -> dict[str, int]:
+        """Slots that engines hold, by hardware class: those of rollout and the one that evaluates beside it."""
+        counts = dict(self.engine.counts)
+        if self.evaluation.every is not None and self.evaluation.problems:
+            for name, count in self.engine.single.counts.items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
 
     @property
     def mode(self) -> Mode:

@@ -194,5 +194,30 @@ class EvaluationSection(Section):
 
     problems: Annotated[int, Field(ge=0)] = 128
     """Held-out problems per domain, before and after; 0 switches evaluation off."""
+    every: Annotated[int, Field(ge=1)] | None = None
+    """Every so many versions one is evaluated while training goes on, by an engine of its own (one more slot of its
+    class); None evaluates before and after only."""
     temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
     """Sampler temperature in evaluation."""
+    samples: Annotated[int, Field(ge=1)] = 1
+    """Episodes per problem."""
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """The k of pass@k: the chance that one of k episodes solves a problem, estimated from `samples` of them."""
+    solved_at: float = 1.0
+    """Reward from which on an episode solves its problem."""
+
+    @model_validator(mode="after")
+    def _check_samples(self) -> Self:
+        if self.pass_at and max(self.pass_at) > self.samples:
+            raise ValueError(
+                f"pass_at ({max(self.pass_at)}) wants as many samples of a problem, but samples is {self.samples}; set "
+                f"samples to {max(self.pass_at)}"
+            )
+        return self
+
+    def due(self, head: int | None, steps: int) -> range:
+        """The versions up to `head` that are evaluated while training goes on: not the first and not the last one,
+        which are evaluated before and after."""
+        if self.every is None or self.problems == 0 or head is None:
+            return range(0)
+        return range(self.every, min(head + 1, steps), self.every)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rl.errors import LogCorrupt
 from rl.ledger import Ledger
 from rl.records import GcFloor, Mark, Record, Retain, Rollback, StateRef
-from rl.retention import Retention, Why
+from rl.retention import Retention, Why, loadable
 from rl.rollback import rolled_back
 from tests.rl.histories import STATE, common, history, step
 
@@ -128,3 +128,17 @@ def test_before_the_first_version_nothing_goes() -> None:
     state = StateRef(prefix="p/", manifest_sha256="0", full=True)
     ledger.apply(step(1, 0, None).model_copy(update={"state": state}))
     assert Retention(1).floor(ledger, {0: 1e9}) == 0
+
+
+@given(ledgers(), POLICIES, st.data())
+def test_what_is_awaited_stays_where_an_engine_can_load_it(
+    given: tuple[Ledger, dict[int, float]], policy: Retention, data: st.DataObject
+) -> None:
+    ledger, ages = given
+    live = [v for v in ages if ledger.lag(v) is not None and v not in ledger.deleted and v >= ledger.gc_floor]
+    awaited = data.draw(st.sets(st.sampled_from(live))) if live else set()
+    floor = policy.floor(ledger, ages, awaited)
+    assert all(v >= floor and Why.AWAITED in policy.reasons(ledger, ages, awaited)[v] for v in awaited)
+    assert floor <= policy.floor(ledger, ages)
+    ledger.apply(GcFloor(**common(ledger.lsn + 1), version=floor))
+    assert awaited <= loadable(ledger).keys()
