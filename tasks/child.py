@@ -38,8 +38,10 @@ def supervise(
     """Run `python -m module...` to its end, its output appended to `log`. Raises Fenced, ProcessFailed, Crashed
     (Unwanted when it was ended because the run is no longer wanted)."""
     ended = Event()
+    # what the child tells MLflow it tells by itself: TRL need not import it for that, which takes seconds
+    ours = {"OMP_NUM_THREADS": str(threads), "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
     with follow(run, ended, get_worker().scheduler.address):
-        child = spawn(module, log, {"OMP_NUM_THREADS": str(threads), **(environment or {})})
+        child = spawn(module, log, {**ours, **(environment or {})})
         try:
             while child.poll() is None and not ended.wait(PERIOD_S):
                 pass

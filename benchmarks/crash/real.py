@@ -182,7 +182,7 @@ class Run:
 def run(kills: int, seed: int, say: Callable[[str], None]) -> Outcome:
     """`kills` kills in one real run, on services of its own. Raises RunEnded or DeadlineExceeded."""
     chance, done, began = Random(seed), Counter[str](), monotonic()
-    with _services() as (home, env):
+    with services() as (home, env):
         live = Run(home, env)
         try:
             live.start(FAR, resume=False)
@@ -224,7 +224,7 @@ def blow(chance: Random, left: int) -> list[str]:
 
 
 @contextmanager
-def _services() -> Iterator[tuple[Path, dict[str, str]]]:
+def services() -> Iterator[tuple[Path, dict[str, str]]]:
     """S3 and Prefect in a directory of their own; this process's environment names them too."""
     with TemporaryDirectory(prefix="rollmill-crash-") as name:
         home = Path(name)
@@ -232,8 +232,7 @@ def _services() -> Iterator[tuple[Path, dict[str, str]]]:
         try:
             ours = environment(supervisor.up(home, supervisor.AUTO, ["s3", "prefect"]))
             ours |= {"ROLLMILL_HOME": str(home / "rollmill"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-            ours["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"  # tracking is off: nothing is to be started for it,
-            ours["DISABLE_MLFLOW_INTEGRATION"] = "TRUE"  # or imported by TRL, which is a sixth of a trainer's start
+            ours["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"  # tracking is off: nothing is to be started for it
             os.environ.update(ours)
             yield home, {**os.environ, **ours}
         finally:
