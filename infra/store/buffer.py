@@ -39,8 +39,6 @@ from rl.trajectory import Group, Uid
 
 READERS = 16
 """Objects read and decoded at once: both happen outside the interpreter's lock, for the most part."""
-_ENCODERS = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="encode")
-"""Encodes what any number of threads seal: more at once than there are cores only take each other's caches."""
 _SEGMENT = re.compile(r"groups/(\d{10})/[^/]+-\d{6,}\.parquet$")
 _WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -73,6 +71,8 @@ class SampleBuffer:
         self._home: dict[Uid, str] = {}
         self._taken: set[Uid] = set()
         self._pool = ThreadPoolExecutor(READERS)
+        # any number of threads seal; more at once than there are cores would only take each other's caches
+        self._encoders = ThreadPoolExecutor(os.cpu_count())
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class SampleBuffer:
         if not _WRITER.fullmatch(writer):
             raise ValueError(f"writer {writer!r} is not a plain name")
         key = f"groups/{versions.pop():010d}/{writer}-{seq:06d}.parquet"
-        body = _ENCODERS.submit(schema.encode, groups).result()
+        body = self._encoders.submit(schema.encode, groups).result()
         # The content is the nonce: a second sealing of equal groups is ours, whoever did the first.
         if not self._store.create(self._prefix + key, body, hashlib.sha256(body).hexdigest()):
             there = {candidate.uid for candidate in self._read(key).candidates}
