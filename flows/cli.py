@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import audit, engines, environments, export, profile, project, rewards, samples, simulate, versions
+from flows import audit, engines, environments, export, profile, project, rewards, samples, serve, simulate, versions
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -155,6 +155,7 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+app.command("serve")(serve.serve)
 app.add_typer(environments.app, name="env")
 app.add_typer(engines.app, name="engine")
 app.add_typer(versions.app, name="versions")

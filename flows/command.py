@@ -37,6 +37,11 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except RollmillError as error:
             typer.secho(f"error: {error}", fg="red", err=True)
             raise typer.Exit(2) from None
+        except Exception as error:
+            if type(error).__name__ != "CancelledRun":  # Prefect's: not imported here, for it reads the environment
+                raise
+            typer.secho(f"stopped: {error}", err=True)
+            raise typer.Exit(130) from None
         except KeyboardInterrupt:
             typer.secho("interrupted; go on with --resume", err=True)
             raise typer.Exit(130) from None

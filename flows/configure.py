@@ -5,7 +5,7 @@ Invariant: nothing is started and torch is not imported; the only error is Confi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ def preset_names() -> list[str]:
 
 def load_config(source: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The configuration of a preset or a file; `overrides` are `dotted.field=value` with YAML values."""
+    return read_config(source, dict(map(_override, overrides)))
+
+
+def read_config(source: str, overrides: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a preset or a file, with the `overrides` by dotted path."""
     path = Path(source)
     if source in preset_names():
         text, name = (PRESETS / f"{source}.yaml").read_text(), f"preset {source}"
@@ -36,7 +41,7 @@ def load_config(source: str, overrides: Iterable[str] = ()) -> RunConfig:
         text, name = path.read_text(), str(path)
     else:
         raise ConfigError(f"{source!r} is neither a file nor a preset; the presets are {', '.join(preset_names())}")
-    return parse(text, name, dict(map(_override, overrides)))
+    return parse(text, name, overrides)
 
 
 def cross_check(config: RunConfig) -> None:

@@ -17,6 +17,7 @@ from prefect import flow
 from rich.console import Console
 
 from flows.evaluations import pending
+from flows.flow_runs import ends_with_its_run, sign
 from flows.quiet import quiet_failures
 from flows.session import Session
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
@@ -32,9 +33,11 @@ POLL_S = 1.0
 
 
 @flow(name="evaluator", flow_run_name="evaluate {run} on the way", validate_parameters=False, persist_result=False)
+@ends_with_its_run
 def evaluator(run: str, config_file: str, scheduler: str) -> int:
     """Evaluate what is due until the last version is committed; how many versions were evaluated."""
     config = loads(Path(config_file).read_text())
+    sign(config)
     alone = config.model_copy(update={"engine": config.engine.single})
     log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer="evaluator")
     with connect(scheduler, config.deadlines.start) as client:

@@ -26,6 +26,7 @@ from distributed import Client
 from prefect import flow
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.flow_runs import ends_with_its_run, sign
 from flows.home import Home
 from flows.quiet import quiet_failures
 from flows.units import Ended, Unit, group_unit, trajectory_unit
@@ -62,9 +63,11 @@ STAGES = Stages(reset, interact, score, admit, together, pick)
 
 
 @flow(name="rollout", flow_run_name="rollout {run}", validate_parameters=False, persist_result=False)
+@ends_with_its_run
 def rollout(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
     """Roll out groups until the log has the last version; the number of groups sealed by this process."""
     config = loads(Path(config_file).read_text())
+    sign(config)
     with connect(scheduler, config.deadlines.start) as client:
         return Feeder(config, client, proxy_url).run()
 

@@ -7,6 +7,7 @@ the session started outlives it. The keys of a run are made here, anew for each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -15,7 +16,9 @@ from distributed import Client
 from rich.console import Console
 
 from flows.engine_tasks import EngineTasks
-from flows.evaluation import Evaluation, evaluate
+from flows.evaluation import evaluate
+from flows.evaluations import Evaluation
+from flows.flow_runs import Orders, crash_the_gone_of
 from flows.home import Home
 from flows.supervise import Part
 from infra.compute.pools import cluster, connect, slots, wait_for_slots
@@ -43,16 +46,19 @@ STAGES = (reset, interact, score, admit, train_process)
 
 
 class Session:
-    """One live run."""
+    """One live run, or a `part` of it with engines of its own."""
 
-    def __init__(self, config: RunConfig, log: CommitLog, client: Client, address: str, console: Console):
+    def __init__(
+        self, config: RunConfig, log: CommitLog, client: Client, address: str, console: Console, part: str = ""
+    ):
         self.config, self.log, self.client, self.address, self.console = config, log, client, address, console
-        self.work_dir: Path = Home.default().run(config)
+        self.work_dir: Path = Home.default().run(config) / part
         self.proxy_url = f"http://127.0.0.1:{free_port(set())}"
         self.keys = Keys.random()
         self.key = install(client, config, self.proxy_url, Home.default().cache, self.keys.rollout)
         self.config_file = self._write_config()
         self.proxy = ControlClient(self.proxy_url, deadline_s=config.deadlines.control, key=self.keys.control)
+        self.orders = Orders.here()
         self._parts: list[Part] = []
         self._engines = EngineTasks(client, config, self.key, self.proxy_url, self.work_dir, self.keys, console)
 
@@ -67,11 +73,20 @@ class Session:
 
     def start(self, name: str, restarts: int) -> Part:
         """The flow `flows.{name}` as a process of its own."""
-        module = [f"flows.{name}", str(self.config_file), self.address, self.proxy_url]
-        given = {ROLLOUT_KEY: self.keys.rollout} if name == "rollout" else {CONTROL_KEY: self.keys.control}
-        part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts, given)
+        module = [f"flows.{name}", str(self.config_file), self.address]
+        given: dict[str, str] = {}
+        if name != "evaluator":  # which has engines of its own
+            module.append(self.proxy_url)
+            given = {ROLLOUT_KEY: self.keys.rollout} if name == "rollout" else {CONTROL_KEY: self.keys.control}
+        part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts, given, self._look)
         self._parts.append(part)
         return part
+
+    def _look(self, died: bool) -> None:
+        """While a part is watched: what the UI asks; and what a part that died has left Running there."""
+        if died:
+            crash_the_gone_of(self.config)
+        self.orders.check()
 
     def start_engine(self) -> None:
         """The proxy with its engines; it serves as soon as the log names a version."""
@@ -110,7 +125,8 @@ class Session:
 
     def check_engine(self) -> None:
         """Start the proxy again, within its budget, if it or its worker died. Raises what else ended it, or the last
-        engine."""
+        engine, or what the UI asks for."""
+        self.orders.check()
         self._engines.check()
 
     def evaluate(self, version: int) -> list[Evaluation]:
@@ -122,8 +138,9 @@ class Session:
 
     def stop(self) -> None:
         """End what the session started; the engine does so by itself, for its lease is over."""
-        for part in self._parts:
-            part.stop()
+        with ThreadPoolExecutor(max(1, len(self._parts))) as threads:
+            list(threads.map(Part.stop, self._parts))
+        crash_the_gone_of(self.config)
         self._engines.wait(STOP_S)
         uninstall(self.client, self.key)
 
@@ -145,7 +162,7 @@ def open_session(config: RunConfig, log: CommitLog, console: Console) -> Iterato
 
 def check_placement(config: RunConfig, client: Client) -> None:
     """Every class has workers and every stage a class. Raises DeadlineExceeded, PlacementError."""
-    engines = {HardwareClass(name): count for name, count in config.engine.counts.items() if count}
+    engines = {HardwareClass(name): count for name, count in config.engine_slots.items() if count}
     needed = {placement_of(stage).preferred() for stage in STAGES} | set(engines)
     wait_for_slots(client, needed - {HardwareClass.LAMBDA}, config.deadlines.start)
     found = slots(client)

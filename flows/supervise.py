@@ -5,7 +5,7 @@ Invariant: a part that ended with a named error (exit code 4) is not started aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -27,10 +27,17 @@ class Part:
     """A supervised process, `python -m module...`."""
 
     def __init__(
-        self, name: str, module: Sequence[str], log: Path, restarts: int, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        module: Sequence[str],
+        log: Path,
+        restarts: int,
+        environment: Mapping[str, str] | None = None,
+        look: Callable[[bool], None] = lambda died: None,
     ):
+        """`look(died)` is called at every check, with whether the process died; it may raise."""
         self.name, self._module, self.log, self._left = name, module, log, restarts
-        self._environment = environment
+        self._environment, self._look = environment, look
         self.process = spawn(module, log, environment)
 
     @property
@@ -41,7 +48,8 @@ class Part:
     def check(self, console: Console) -> None:
         """Start the process again if it died. Raises PartFailed when that is no use."""
         code = self.process.poll()
-        if code is None or code == 0:
+        self._look(died := code not in (None, 0))
+        if not died:
             return
         if code == NAMED:
             raise PartFailed(reason(self.log))

@@ -11,12 +11,13 @@ import json
 import os
 import shutil
 from pathlib import Path
+from time import monotonic, sleep
 
 from prefect import flow
 
 from flows.home import Home
 from flows.prepare import base_model
-from flows.session import Session
+from flows.session import PERIOD_S, Session
 from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.errors import DeadlineExceeded
@@ -51,12 +52,15 @@ def warmstart(name: str, session: Session) -> Path:
         resources={where.value: 1},
         pure=False,
     )
-    try:
-        child.result(timeout=config.deadlines.warmstart)
-    except TimeoutError as error:
-        raise DeadlineExceeded(
-            f"warm start: not done within deadlines.warmstart ({config.deadlines.warmstart:g} s)"
-        ) from error
+    end = monotonic() + config.deadlines.warmstart
+    while not child.done():
+        session.orders.check()
+        if monotonic() > end:
+            raise DeadlineExceeded(
+                f"warm start: not done within deadlines.warmstart ({config.deadlines.warmstart:g} s)"
+            )
+        sleep(PERIOD_S)
+    child.result()
     try:
         out.rename(target)
     except OSError:  # another process made the same one first

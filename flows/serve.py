@@ -1,0 +1,39 @@
+"""`rollmill serve`: the deployments on Prefect's server, and a worker that runs them.
+
+Invariant: whatever ends the command ends what it started, and leaves runs that can be resumed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from flows.command import console, one_line_errors, services
+
+
+@one_line_errors
+def serve(
+    limit: Annotated[int, typer.Option(min=1, help="Flow runs at once on this machine.")] = 2,
+    schedules: Annotated[
+        bool | None,
+        typer.Option("--schedules/--no-schedules", help="Switch all schedules on or off; else they stay as they are."),
+    ] = None,
+) -> None:
+    """Offer train, evaluate, warmstart and gc in Prefect's UI, and run what is started there or by a schedule."""
+    from flows.home import Home
+
+    os.environ["ROLLMILL_HOME"] = str(Home.default().root)  # a flow run starts in a directory of its own
+    with services():
+        os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "5")
+        from flows.deployments import deploy, work
+
+        for name in deploy(schedules):
+            console.print(f"  {name}", highlight=False)
+        console.print(
+            f"Prefect UI  {os.environ['PREFECT_API_URL'].removesuffix('/api')}/deployments\n"
+            f"up to {limit} flow runs at once on this machine; end it with Ctrl-C",
+            highlight=False,
+        )
+        work(limit)
