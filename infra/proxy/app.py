@@ -30,7 +30,7 @@ from infra.proxy.http import answer
 from infra.proxy.sessions import Sessions
 
 
-def make_app(proxy: Proxy, keys: Keys | None = None, codec: Callable[[], ChatCodec] | None = None) -> Starlette:
+def make_app(proxy: Proxy, keys: Keys | None = None, codec: Callable[[], ChatCodec] | None = None) -> App:
     """The ASGI application of one proxy. Without keys it has to listen on loopback, for whoever reaches it may do
     anything. `codec` makes the policy's chat codec, when the first session is opened; without it there are none."""
     sessions = Sessions(proxy, codec) if codec is not None else None
@@ -56,21 +56,26 @@ def make_app(proxy: Proxy, keys: Keys | None = None, codec: Callable[[], ChatCod
         routes += [*session_routes.routes(sessions), *chat.routes(sessions), *completions.routes(sessions)]
     generate = native.Generate(proxy)
     if keys is None:
-        return App(generate, routes=routes)
+        return App(generate, sessions, routes=routes)
 
     def is_session(token: str) -> bool:
-        return sessions is not None and sessions.of_token(token) is not None
+        return app.knows(token)
 
     guard = Middleware(Guard, keys, is_session)
-    return App(Guard(generate, keys, is_session), routes=routes, middleware=[guard])
+    app = App(Guard(generate, keys, is_session), sessions, routes=routes, middleware=[guard])
+    return app
 
 
 class App(Starlette):
     """With a way of its own for `generate`, the one route that is called all the time."""
 
-    def __init__(self, generate: ASGIApp, **options: Any):
+    def __init__(self, generate: ASGIApp, sessions: Sessions | None, **options: Any):
         super().__init__(**options)
-        self._generate = generate
+        self._generate, self._sessions = generate, sessions
+
+    def knows(self, token: str) -> bool:
+        """Whether it is the token of a session that lives here."""
+        return self._sessions is not None and self._sessions.of_token(token) is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hot = scope["type"] == "http" and scope["path"] == native.GENERATE and scope["method"] == "POST"

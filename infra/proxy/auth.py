@@ -54,6 +54,10 @@ class Keys:
     def random(cls) -> Keys:
         return cls.of(secrets.token_urlsafe(32))
 
+    def of_tenant(self, name: str) -> Keys:
+        """Those of one tenant of a service whose keys these are, by the name under which its policy is served."""
+        return Keys(tenant_key(self.control, name), tenant_key(self.rollout, name))
+
     def role(self, key: str) -> Role | None:
         """Whose key this is."""
         given = digest(key)
@@ -62,6 +66,12 @@ class Keys:
             if hmac.compare_digest(given, digest(known)):
                 found = role
         return found
+
+
+def tenant_key(master: str, name: str) -> str:
+    """A tenant's key of some role, made from the service's key of that role: from neither can another tenant's, or
+    another role's, be made."""
+    return hmac.digest(master.encode(), name.encode(), "sha256").hex()
 
 
 def digest(key: str) -> bytes:
@@ -78,11 +88,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == OPEN or (refusal := self._refusal(scope)) is None:
             await self._app(scope, receive, send)
-            return
-        if scope["path"].startswith(SESSION):
-            await error_response(refusal)(scope, receive, send)
         else:
-            await refusal.response()(scope, receive, send)
+            await refuse(refusal, scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Failure | None:
         path: str = scope["path"]
@@ -99,6 +106,12 @@ class Guard:
         else:
             allowed = role is not None
         return None if allowed else Failure("forbidden", 403, f"{path} is not for the role {role or 'session'}")
+
+
+async def refuse(refusal: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer by a refusal, in the form that the callers of this path read."""
+    agents = scope["path"].startswith(SESSION)
+    await (error_response(refusal) if agents else refusal.response())(scope, receive, send)
 
 
 def bearer(headers: Headers) -> str | None:

@@ -21,7 +21,7 @@ import orjson
 
 from infra.engines.protocol import Generation, Sampling
 from infra.proxy.session_wire import RECORD, Opened, SessionBody, SessionRecord
-from infra.proxy.wire import Status
+from infra.proxy.wire import ServiceStatus, Status, TenantStatus
 from rl.errors import DeadlineExceeded, Fenced, GenerationFailure, RollmillError, StaleTrajectory
 
 BACKOFF_S = (0.05, 2.0)
@@ -201,6 +201,12 @@ class ControlClient:
 
     def status(self, deadline_s: float | None = None) -> Status:
         return Status(**self._call("GET", "/status", None, deadline_s or self._deadline_s))
+
+    def tenants(self, deadline_s: float | None = None) -> ServiceStatus:
+        """Of a service for many tenants; `key` is one of the service's own."""
+        answer = self._call("GET", "/status", None, deadline_s or self._deadline_s)
+        found = {name: TenantStatus(**status) for name, status in answer["tenants"].items()}
+        return ServiceStatus(found, answer["engine"])
 
     def close(self) -> None:
         self._http.close()

@@ -3,6 +3,9 @@
     serving --suspend--> suspended (new requests wait, those in flight are held) --resume | watchdog--> serving
     update: at any time; the engine swaps between two tokens, then what is too old ends
 
+A proxy whose engine is `shared` with those of other tenants serves its own tenant alone, and suspends it alone: what is
+in flight goes on, and new requests wait.
+
 Invariants
 - Fences come from the log alone. A control call with a fence below the newest one that was read there changes
   nothing, nor does one (`resume` apart) with a fence that the log, read anew, does not name.
@@ -28,6 +31,7 @@ from infra.engines.protocol import BASE, Engine, Generation, Sampling
 from infra.proxy.admission import Places
 from infra.proxy.fleet import Fleet, Origin, Overloaded
 from infra.proxy.metrics import Metrics
+from infra.proxy.refusals import Denied
 from infra.proxy.versions import LogView, VersionSource
 from infra.proxy.wire import GenerateBody, Status
 from rl.config.run import RunConfig
@@ -86,6 +90,7 @@ class Proxy:
     config: RunConfig
     engine: Engine
     source: VersionSource
+    shared: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     serving: int | None = None
     prefetched: int | None = None
@@ -136,7 +141,13 @@ class Proxy:
             if self._flights.get(body.request) is flight:
                 del self._flights[body.request]
 
+    def check_tenant(self, tenant: str) -> None:
+        """Raise Denied (403) for another tenant of a shared engine."""
+        if self.shared and tenant != self.tenant:
+            raise Denied("forbidden", 403, f"tenant: the key is that of {self.tenant!r}, not of {tenant!r}")
+
     def _check(self, body: GenerateBody) -> None:
+        self.check_tenant(body.tenant)
         session = self._sessions.setdefault(body.trajectory, Session())
         self._sessions.move_to_end(body.trajectory)
         if len(self._sessions) > SESSIONS:
@@ -157,10 +168,11 @@ class Proxy:
             raise Refused("unavailable", "no version is loaded yet")
         sampling = Sampling(body.temperature, body.max_new_tokens, tuple(body.stop_token_ids), body.seed)
         self._serial += 1
-        name = f"{body.request}#{self._serial}"
+        whose = f"{self.tenant}/" if self.shared else ""
+        name = f"{whose}{body.request}#{self._serial}"
         if not isinstance(self.engine, Fleet):
             return await self.engine.generate(body.token_ids, sampling, body.tenant, name)
-        origin = Origin(body.trajectory, body.domain, body.may_split)
+        origin = Origin(whose + body.trajectory, body.domain, body.may_split)
         try:
             return await self.engine.generate(body.token_ids, sampling, body.tenant, name, origin)
         except Overloaded as error:
@@ -190,7 +202,8 @@ class Proxy:
         await self._guard(fence)
         self._open.clear()
         try:
-            await self.engine.pause("keep")
+            if not self.shared:
+                await self.engine.pause("keep")
         except EngineClosed:
             self._open.set()
             raise
@@ -272,7 +285,8 @@ class Proxy:
         await self._resume()
 
     async def _resume(self) -> None:
-        await self.engine.resume()
+        if not self.shared:
+            await self.engine.resume()
         self._open.set()
         if self._suspended_at is not None:
             self.metrics.suspended.inc(time.monotonic() - self._suspended_at)
@@ -280,21 +294,35 @@ class Proxy:
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
+    @property
+    def suspended(self) -> bool:
+        return self._suspended_at is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
     async def status(self) -> Status:
         return Status(
             serving=self.serving,
             head=self.head,
             fence=self.fence,
-            suspended=self._suspended_at is not None,
+            suspended=self.suspended,
             oldest_viable=self.oldest_viable,
             prefetched=self.prefetched,
-            in_flight=len(self._flights),
+            in_flight=self.in_flight,
             engine=await self.engine.stats(),
         )
 
     async def close(self) -> None:
-        """Close the engine; requests in flight are refused as unavailable."""
+        """Close the engine, or leave a shared one; requests in flight are refused as unavailable."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         self.source.close()
-        await self.engine.close()
+        if not self.shared:
+            await self.engine.close()
+            return
+        for flight in list(self._flights.values()):
+            flight.end(Refused("unavailable", f"{self.tenant} is served no more"))
+        self._open.set()
+        await self.engine.withdraw_adapter(self.tenant)

@@ -13,26 +13,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.engines.errors import BadRequest
-from infra.engines.protocol import Capabilities
+from infra.engines.protocol import Capabilities, Engine
 from infra.engines.remote import RemoteEngine
-from infra.proxy.control import Proxy
 from infra.proxy.fleet import Fleet
 from infra.proxy.http import answer, post, read
 from infra.proxy.members import Facts
 from infra.proxy.wire import ReportBody
 
 
-def routes(proxy: Proxy, key: str) -> list[Route]:
-    """Of one proxy; `key` opens the hosts of its engines."""
+def routes(engine: Engine, key: str, control_s: float) -> list[Route]:
+    """Of the proxy of this engine; `key` opens the hosts of the engines of a fleet, whose control calls get
+    `control_s`."""
 
     async def report(request: Request) -> Response:
         body = await read(request, ReportBody)
-        fleet = proxy.engine
-        if not isinstance(fleet, Fleet):
+        if not isinstance(engine, Fleet):
             raise BadRequest("this proxy has an engine of its own; leave engine.instances away, or start it anew")
         facts = Facts(request.path_params["name"], body.incarnation, body.hardware, body.slots, body.capacity)
-        capabilities, seconds = Capabilities(**body.capabilities), proxy.config.deadlines.control
-        state = fleet.members.report(facts, lambda: RemoteEngine(body.url, key, capabilities, seconds))
+        capabilities = Capabilities(**body.capabilities)
+        state = engine.members.report(facts, lambda: RemoteEngine(body.url, key, capabilities, control_s))
         return answer({"state": state})
 
     return [post("/control/engines/{name}", report)]

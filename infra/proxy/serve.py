@@ -15,9 +15,12 @@ import logging
 import socket
 import threading
 import uuid
+from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 
 import uvloop
+from starlette.types import ASGIApp
 
 from infra.chat import ChatCodec
 from infra.compute.scratch import scratch
@@ -30,6 +33,7 @@ from infra.proxy.external import External
 from infra.proxy.fleet import Fleet
 from infra.proxy.fleet_metrics import FleetCollector
 from infra.proxy.listen import Server, bind, listen
+from infra.proxy.tenants import Tenants
 from infra.proxy.versions import VersionSource
 from infra.store.directories import pull_directory
 from infra.store.errors import StoreError
@@ -38,6 +42,7 @@ from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
 from rl.config.engine import ExternalEngine, HFEngineSection, VLLMEngineSection
 from rl.config.run import RunConfig
+from rl.config.tenants import ServiceConfig
 from rl.placement import HardwareClass
 from rl.routing import Router, Split
 
@@ -51,10 +56,16 @@ logger = logging.getLogger(__name__)
 
 
 def serve(
-    config: RunConfig, host: str, port: int, cache: Path, stop: threading.Event, keys: Keys | None = None
+    config: RunConfig,
+    host: str,
+    port: int,
+    cache: Path,
+    stop: threading.Event,
+    keys: Keys | None = None,
+    service: ServiceConfig | None = None,
 ) -> None:
-    """Serve the run until `stop` is set, with files below `cache`. Without `keys` nobody is asked for one, so `host`
-    should be loopback then.
+    """Serve the run until `stop` is set, with files below `cache`; or the jobs of `service`, whose `host` is `config`.
+    Without `keys` nobody is asked for one, so `host` should be loopback then.
 
     Raises PortInUse, ModelUnusable, WeightMismatch, StoreError, or EngineClosed when the embedded engine dies.
     """
@@ -64,13 +75,17 @@ def serve(
         scratch(cache, "proxy") as own,
         contextlib.closing(WeightStore.open(config.weights, store)) as weights,
     ):
-        log = CommitLog(store, config.prefix, f"proxy-{uuid.uuid4().hex[:8]}")
-        source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
         whole = config.engine.embedded or bool(external_engines(config))
         base = pull_directory(store, config.base_prefix, None, own / "base", only=None if whole else TOKENIZER)
         engine = embedded(config, base) if config.engine.embedded else fleet(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run_proxy(Proxy(config, engine, source), listener, stop, keys, base))
+            if service is not None:
+                assert keys is not None, "tenants are told apart by their keys"
+                runner.run(run_tenants(service, engine, listener, stop, keys, store, own, weights.pull, base))
+            else:
+                log = CommitLog(store, config.prefix, f"proxy-{uuid.uuid4().hex[:8]}")
+                source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
+                runner.run(run_proxy(Proxy(config, engine, source), listener, stop, keys, base))
 
 
 def embedded(config: RunConfig, base: Path) -> Engine:
@@ -108,31 +123,81 @@ async def run_proxy(
     """Serve on a bound socket until `stop` is set. `base` is where the base model lies; sessions of agents and
     external engines need it. Raises EngineClosed when the engine dies."""
     app = make_app(proxy, keys, None if base is None else lambda: ChatCodec.from_directory(base))
-    app.routes.extend(registry.routes(proxy, "" if keys is None else keys.control))
+    key = "" if keys is None else keys.control
+    app.routes.extend(registry.routes(proxy.engine, key, proxy.config.deadlines.control))
     if isinstance(proxy.engine, Fleet):
         proxy.metrics.registry.register(FleetCollector(proxy.engine))
-    server = Server(app)
-    running: asyncio.Task[None] | None = None
+    looks = count(1)
+
+    async def look() -> None:
+        if proxy.serving is None and next(looks) % HEAD_PERIODS == 0:
+            try:
+                await proxy.load_head()
+            except StoreError as error:
+                logger.warning("the log can not be read for a first version: %s", error)
+
     try:
         await proxy.load_head()
-        if base is not None and isinstance(proxy.engine, Fleet):
-            for external in external_engines(proxy.config):
-                External(external, proxy.config, base).join(proxy.engine)
-        listen(listener)
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        periods = 0
+        _join_external(proxy.config, proxy.engine, base)
+        await _listen(app, proxy.engine, listener, stop, look)
+    finally:
+        await proxy.close()
+
+
+async def run_tenants(
+    service: ServiceConfig,
+    engine: Engine,
+    listener: socket.socket,
+    stop: threading.Event,
+    keys: Keys,
+    store: ObjectStore,
+    cache: Path,
+    pull: Callable[[str, str, Path], Path],
+    base: Path,
+) -> None:
+    """The same for the jobs of a service."""
+    tenants = Tenants(service, engine, keys, store, cache, pull, lambda: ChatCodec.from_directory(base))
+    if isinstance(engine, Fleet):
+        tenants.registry.register(FleetCollector(engine))
+    following = asyncio.create_task(tenants.follow())
+
+    async def look() -> None:
+        if following.done():
+            following.result()
+
+    try:
+        _join_external(service.host, engine, base)
+        await _listen(tenants, engine, listener, stop, look)
+    finally:
+        following.cancel()
+        await tenants.close()
+        await engine.close()
+
+
+def _join_external(config: RunConfig, engine: Engine, base: Path | None) -> None:
+    if base is not None and isinstance(engine, Fleet):
+        for external in external_engines(config):
+            External(external, config, base).join(engine)
+
+
+async def _listen(
+    app: ASGIApp,
+    engine: Engine,
+    listener: socket.socket,
+    stop: threading.Event,
+    look: Callable[[], Awaitable[None]],
+) -> None:
+    """Answer until `stop` is set; `look` is called every PERIOD_S. Raises EngineClosed when the engine dies."""
+    server = Server(app)
+    listen(listener)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
         while not stop.is_set() and not running.done():
             await asyncio.sleep(PERIOD_S)
-            periods += 1
-            if not await proxy.engine.health():
-                await proxy.engine.resume()  # raises EngineClosed with the cause
-            if proxy.serving is None and periods % HEAD_PERIODS == 0:
-                try:
-                    await proxy.load_head()
-                except StoreError as error:
-                    logger.warning("the log can not be read for a first version: %s", error)
+            if not await engine.health():
+                await engine.resume()  # raises EngineClosed with the cause
+            await look()
     finally:
         server.should_exit = True
-        await proxy.close()
-        if running is not None:
-            await running
+        await engine.close()  # what is in flight ends, so that the server can
+        await running

@@ -19,7 +19,7 @@ class SessionBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     trajectory: Id
-    tenant: Annotated[str, Field(max_length=63)]
+    tenant: Annotated[str, Field(max_length=127)]
     domain: Annotated[str, Field(max_length=63)] = ""
     start_version: Annotated[StrictInt, Field(ge=0)]
     evaluation: StrictBool = False

@@ -118,7 +118,9 @@ class Sessions:
         return self._codec
 
     async def open(self, body: SessionBody) -> tuple[str, Session]:
-        """A new session and its token. Raises ConfigError when the model has no chat template to speak of."""
+        """A new session and its token. Raises ConfigError when the model has no chat template to speak
+        of, Denied (403) for another tenant."""
+        self.proxy.check_tenant(body.tenant)
         if self._codec is None:
             self._codec = await asyncio.to_thread(self._make_codec)
         if (former := self._by_trajectory.get(body.trajectory)) is not None:

@@ -20,7 +20,7 @@ class GenerateBody(_Body):
     trajectory: Annotated[str, Field(min_length=1, max_length=256)]
     request: Annotated[str, Field(min_length=1, max_length=256)]
     """Unique among what is in flight; the same one again (a client's retry) replaces the first."""
-    tenant: Annotated[str, Field(max_length=63)]
+    tenant: Annotated[str, Field(max_length=127)]
     token_ids: Annotated[list[StrictInt], Field(min_length=1)]
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     max_new_tokens: Annotated[StrictInt, Field(ge=1)]
@@ -79,5 +79,29 @@ class Status:
     oldest_viable: int
     prefetched: int | None
     in_flight: int
+    engine: dict[str, Any]
+    """`Engine.stats()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatus:
+    """What the proxy of a service says of one tenant's policy."""
+
+    serving: int | None
+    """Version that generates; None before the first."""
+    head: int | None
+    """Newest version that the proxy saw in the log."""
+    suspended: bool
+    in_flight: int
+    trouble: str | None
+    """Why its newest version could not be loaded, where the proxy found that out by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """The answer of a service's proxy to `/status`."""
+
+    tenants: dict[str, TenantStatus]
+    """By the name that a policy is served as."""
     engine: dict[str, Any]
     """`Engine.stats()`."""

@@ -1,4 +1,4 @@
-"""The job book of a service: an append-only list of events in the store, `_services/<name>/jobs/{seq:010d}.json`.
+"""The job book of a service: an append-only list of events in the store, `services/<name>/jobs/{seq:010d}.json`.
 
 Everybody writes to it: who submits and orders, the service, its trainers and its rollout. Creating the object, if
 absent, is the event; the number that was free decides the order.

@@ -26,7 +26,7 @@ from rl.config.load import validate
 from rl.config.model import LoraSection, ModelSection, ServiceModel
 from rl.config.retention import RetentionSection
 from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
-from rl.config.run import RunConfig, service_prefix
+from rl.config.run import SERVICES, RunConfig, service_prefix
 from rl.config.training import TrainingSection
 from rl.config.work import DeadlineSection, DomainSection, EvaluationSection, RolloutSection, StalenessSection
 from rl.errors import ConfigError
@@ -50,7 +50,7 @@ class ServiceConfig(Section):
     """One base, its engines and its trainers."""
 
     name: Name
-    """Name of the service; its prefix in the store is `_services/<name>/`."""
+    """Name of the service; its prefix in the store is `services/<name>/`."""
     seed: int = 0
     """Of the initial weights, where they are made here."""
     model: ModelSection = ModelSection()
@@ -114,7 +114,7 @@ class ServiceConfig(Section):
         shared = (*SHARED, "domains", "rollout")
         return {
             "name": self.name,
-            "tenant": "services",
+            "tenant": SERVICES,
             "seed": self.seed,
             "model": _tree(self.model) | {"lora": {"rank": self.largest_rank}},
             "staleness": {"alpha": 0},
@@ -191,6 +191,10 @@ class Job(Section):
         return _tree(offered)
 
     def _check(self, service: ServiceConfig) -> None:
+        if self.tenant == SERVICES:
+            raise ConfigError(
+                f"job {self.id}: tenant ({self.tenant!r}) is where services keep their own; choose another"
+            )
         if self.lora.rank > service.largest_rank:
             raise ConfigError(
                 f"job {self.id}: lora.rank ({self.lora.rank}) is above largest_rank of service {service.name!r} "

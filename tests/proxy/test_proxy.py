@@ -384,10 +384,10 @@ async def test_a_run_that_trains_an_adapter(start, store, models, tmp_path):
     adapters = [save_adapter(tmp_path / f"s{seed}" / "model", models[0], seed) for seed in range(2)]
     trainer.publish(adapters[0])
     run = await start(config)
-    first = await run.turn(tenant="default")
+    first = await run.turn(tenant="default.test")
     trainer.publish(adapters[1])
     await to_thread(run.control(trainer.fence).update, 1, 0)
-    second = await run.turn(tenant="default")
+    second = await run.turn(tenant="default.test")
     assert (first.version_spans, second.version_spans) == ([(0, 0)], [(0, 1)])
     for adapter, result in zip(adapters, (first, second), strict=True):
         expected = teacher_forced(load(models[0], adapter), prompt(8), result.token_ids, 1.0)
