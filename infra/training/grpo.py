@@ -15,16 +15,21 @@ Invariants
   `inputs["advantages"]` after it has computed the policy's log-probs, and there they are replaced.
 - The reference of the KL term is the initial policy, also after a resume: for full fine-tuning TRL loads it from
   where the model came from (the run's base), for LoRA it is the base with the adapter switched off.
+- Trainers may share a model, each with its own adapter (`infra.training.adapters`): the model's forward, which TRL
+  patches with the temperature, and the active adapter are a trainer's only while it trains; two at once are refused.
+- Computes in the model's own precision. Accelerate has one precision per process, so another one is refused by name.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -33,9 +38,11 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from infra.training import ranks, setup
+from infra.training.adapters import plain
 from infra.training.correction import MAXIMA, SUMS, Statistics, summary, weights
 from infra.training.window import Row, Window, collate, deal, loss_scale, padding
 from rl.config.run import RunConfig
+from rl.errors import ConfigError, ProtocolViolation
 
 
 class Source(Protocol):
@@ -75,7 +82,8 @@ def arguments(config: RunConfig, steps: int, work_dir: Path, timeout_s: float) -
         epsilon=t.epsilon_low,
         # TRL 1.16 reads it as a bound on the ratio itself for cispo, as a distance from 1 for all others
         epsilon_high=1 + t.epsilon_high if t.loss == "cispo" else t.epsilon_high,
-        beta=t.kl_beta,
+        # with an adapter the reference is the base, which is there; TRL would add a copy of the adapter
+        beta=0.0 if config.model.lora is not None else t.kl_beta,
         learning_rate=t.learning_rate,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=t.warmup_steps,
@@ -96,25 +104,30 @@ def arguments(config: RunConfig, steps: int, work_dir: Path, timeout_s: float) -
 
 
 class Trainer(GRPOTrainer):
-    """See the module. `load_state` is called once, when TRL has made optimizer and scheduler."""
+    """See the module. `model` is a whole model, or one with adapters of which the active one is this trainer's.
+    `load_state` is called once, when TRL has made optimizer and scheduler, which a further `train` goes on with."""
 
     def __init__(
         self,
         config: RunConfig,
-        model: PreTrainedModel,
+        model: PreTrainedModel | PeftModel,
         tokenizer: PreTrainedTokenizerBase,
         args: GRPOConfig,
         source: Source,
         load_state: StateLoader | None = None,
     ) -> None:
-        super().__init__(
-            model=model,
-            reward_funcs=_no_reward,
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": ["unused"]}),
-            processing_class=tokenizer,
-            peft_config=setup.lora_config(config.model),
-        )
+        self._shared, self._adapter = plain(model), model.active_adapter if isinstance(model, PeftModel) else None
+        with _forward_kept(self._shared):
+            super().__init__(
+                model=model,
+                reward_funcs=_no_reward,
+                args=args,
+                train_dataset=Dataset.from_dict({"prompt": ["unused"]}),
+                processing_class=tokenizer,
+            )
+            self._forward = self._shared.forward
+        self._check_precision()
+        self.beta = config.training.kl_beta
         self.remove_callback(PrinterCallback)
         self._config, self._source, self._load_state = config, source, load_state
         correction = config.training.correction
@@ -126,6 +139,35 @@ class Trainer(GRPOTrainer):
     def _send_telemetry(self) -> None:
         """Never."""
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's. Raises ProtocolViolation when another trainer is at the same model."""
+        with self._alone():
+            return super().train(*args, **kwargs)
+
+    def _check_precision(self) -> None:
+        """Whoever made an Accelerator last in this process chose for all of them."""
+        if self.accelerator.mixed_precision != "no":
+            raise ConfigError(
+                f"this process computes in mixed precision ({self.accelerator.mixed_precision}), but the model's dtype "
+                f"decides (model.dtype); unset ACCELERATE_MIXED_PRECISION"
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The shared model is this trainer's: its forward, and its active adapter."""
+        if getattr(self._shared, "trained_by", None) is not None:
+            raise ProtocolViolation("two trainers train adapters of one model at once; their updates take turns")
+        self._check_precision()
+        self._shared.trained_by = self
+        try:
+            with _forward_kept(self._shared):
+                self._shared.forward = self._forward
+                if self._adapter is not None:
+                    self.model.set_adapter(self._adapter)
+                yield
+        finally:
+            self._shared.trained_by = None
+
     def get_train_dataloader(self) -> DataLoader:
         """One tick per step, the same on every rank."""
         ticks = range(self.args.max_steps)
@@ -136,6 +178,8 @@ class Trainer(GRPOTrainer):
         if self._load_state is not None:
             optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
             self._load_state(optimizer, self.lr_scheduler)
+            self._load_state = None
+        self._created_lr_scheduler = False  # else the next `train` would make another one
         return prepared
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> Any:
@@ -223,6 +267,18 @@ class Trainer(GRPOTrainer):
             if logs.get(name) is not None
         }
         return {**figures, **named, **self._shape, "clip_fraction": clipped or 0.0}
+
+
+@contextmanager
+def _forward_kept(model: PreTrainedModel) -> Iterator[None]:
+    """What is set as the model's forward inside is forgotten afterwards."""
+    before = model.__dict__.get("forward")
+    try:
+        yield
+    finally:
+        model.__dict__.pop("forward", None)
+        if before is not None:
+            model.forward = before
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -38,6 +38,7 @@ from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
 from infra.tracking.run import Tracker
 from infra.training import grpo, ranks, setup, state
+from infra.training.adapters import policy_of
 from infra.training.launch import launch
 from infra.training.loop import Feed, Leader, Stopped, exit_code
 from infra.training.publish import Checkpoints, Publisher
@@ -163,7 +164,7 @@ def _run(
     feed = Feed(config, None, _device())
     trainer: grpo.Trainer = grpo.Trainer(
         config,
-        setup.load_model(base, config.model.dtype),
+        policy_of(setup.load_model(base, config.model.dtype), config),
         setup.load_tokenizer(base),
         grpo.arguments(config, max(1, plan.steps), work_dir / "trl", timeout_s),
         feed,

@@ -19,10 +19,8 @@ import numpy as np
 import torch
 import transformers
 from huggingface_hub import constants
-from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl.config.model import LoraSection, ModelSection
 from rl.errors import RollmillError
 from rl.stream import derive_seed
 
@@ -72,18 +70,3 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"tokenizer in {directory} can not be loaded: {error}") from error
-
-
-def lora_config(model: ModelSection) -> LoraConfig | None:
-    """PEFT's form of `model.lora`; its zero initialisation leaves the policy equal to the base."""
-    section: LoraSection | None = model.lora
-    if section is None:
-        return None
-    modules = section.target_modules
-    return LoraConfig(
-        r=section.rank,
-        lora_alpha=section.alpha,
-        lora_dropout=section.dropout,
-        target_modules=modules if isinstance(modules, str) else list(modules),
-        task_type="CAUSAL_LM",
-    )

@@ -16,16 +16,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from infra.training.snapshot import Snapshot, trained
+from infra.training.snapshot import Snapshot, trained, unnamed
 from rl.errors import RollmillError
 
 FORMAT = 1
@@ -47,19 +48,28 @@ def save(snapshot: Snapshot, model: torch.nn.Module, base: Path, directory: Path
 
 def _save_model(snapshot: Snapshot, model: torch.nn.Module, base: Path, directory: Path, bucket_mb: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
+    if snapshot.adapter is not None:
+        _save_adapter(snapshot.weights, snapshot.adapter, directory)
+        return
     copies = {id(parameter): snapshot.weights[name] for name, parameter in trained(model)}
     live = model.state_dict(keep_vars=True)  # tied names share one parameter, and so one copy
     weights = {name: copies.get(id(tensor), tensor.detach()) for name, tensor in live.items()}
-    if isinstance(model, PeftModel):
-        # the base lies in the run's own prefix; a path of this machine would mean nothing elsewhere
-        model.peft_config["default"].base_model_name_or_path = None
-        model.save_pretrained(directory, selected_adapters=["default"], state_dict=weights)
-        (directory / "README.md").unlink(missing_ok=True)
-        return
     assert isinstance(model, PreTrainedModel)
     model.save_pretrained(directory, state_dict=weights, max_shard_size=bucket_mb << 20)
     for file in companions(base):
         shutil.copyfile(file, directory / file.name)
+
+
+def _save_adapter(weights: dict[str, torch.Tensor], adapter: LoraConfig, directory: Path) -> None:
+    """As PEFT does, but of the copies alone: the model may hold other adapters by now."""
+    # the base lies elsewhere in the store; a path of this machine would mean nothing there
+    adapter = copy(adapter)
+    adapter.base_model_name_or_path, adapter.inference_mode = None, True
+    if isinstance(adapter.target_modules, set):
+        adapter.target_modules = sorted(adapter.target_modules)  # the same file from every process
+    adapter.save_pretrained(directory)
+    bare = {unnamed(name): weight for name, weight in weights.items()}
+    save_file(bare, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def companions(base: Path) -> Iterator[Path]:
@@ -74,10 +84,11 @@ def load_weights(model: torch.nn.Module, directory: Path) -> None:
     try:
         if isinstance(model, PeftModel):
             state = load_file(directory / "adapter_model.safetensors")
-            wanted = get_peft_model_state_dict(model, adapter_name="default")
+            held = model.active_adapter
+            wanted = get_peft_model_state_dict(model, adapter_name=held, save_embedding_layers=False)
             if state.keys() != wanted.keys():
                 raise ValueError(f"adapter weights differ in {sorted(state.keys() ^ wanted.keys())[:3]}")
-            set_peft_model_state_dict(model, state, adapter_name="default")
+            set_peft_model_state_dict(model, state, adapter_name=held)
         else:
             assert isinstance(model, PreTrainedModel)
             # through transformers, which knows how each architecture's file maps to its modules

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from infra.training import grpo, setup, state, window
+from infra.training.adapters import policy_of
 from infra.training.snapshot import trained, weights_sha256
 from rl.advantages.registry import advantage_function
 from rl.config.run import RunConfig
@@ -165,12 +167,14 @@ def make_trainer(
     batches: list[list[Group]],
     version: int = 0,
     saved: Path | None = None,
+    model: PeftModel | None = None,
 ) -> tuple[grpo.Trainer, ListSource]:
-    """A trainer on `base`, optionally continued from a saved state directory of `version`."""
+    """A trainer on `base` (or on `model`, which others use too), optionally continued from a saved state directory of
+    `version`."""
     source = ListSource(config, batches, version)
     trainer: grpo.Trainer = grpo.Trainer(
         config,
-        setup.load_model(base, config.model.dtype),
+        model or policy_of(setup.load_model(base, config.model.dtype), config),
         setup.load_tokenizer(base),
         grpo.arguments(config, len(batches), work, 60),
         source,
