@@ -42,10 +42,27 @@ def admit(run: str, *members: Trajectory) -> Sealed:
     return summary(group, receipt.size)
 
 
+@dataclass(frozen=True)
+class Played:
+    """What evaluation keeps of a problem: of each sample the reward, the turns, and whether a limit ended it."""
+
+    rewards: tuple[float, ...]
+    turns: tuple[int, ...]
+    truncated: tuple[bool, ...]
+    difficulty: str | float | None
+    """As the environment tells it (`Environment.difficulty`)."""
+
+
 @runs_on("cpu")
-def collect(run: str, *members: Trajectory) -> Sealed:
+def collect(run: str, *members: Trajectory) -> Played:
     """Close a group that is only looked at (evaluation): nothing is sealed."""
-    return summary(Group.of(members), size=0)
+    group = Group.of(members)
+    return Played(
+        tuple(group.rewards),
+        tuple(m.turns for m in group.members),
+        tuple(m.status is Status.TRUNCATED for m in group.members),
+        group.members[0].info.get("difficulty"),
+    )
 
 
 def summary(group: Group, size: int) -> Sealed:
