@@ -66,3 +66,40 @@ def test_the_quickstart_trains_and_shows_it(here: Rollmill, tmp_path: Path) -> N
     notebook = execute("quickstart", tmp_path, small)
     assert pictures(notebook) >= 2
     assert here.log("nb-quickstart").ledger.head == 4
+
+
+@pytest.mark.full
+@pytest.mark.server
+@pytest.mark.timeout(1200)
+def test_an_environment_of_ones_own_is_made_and_trained(here: Rollmill, tmp_path: Path) -> None:
+    small = {"STEPS": 3, "PROBLEMS": 8, "OVERRIDES": [SMALL_POOLS, "training.group_size=4"]}
+    notebook = execute("your_environment", tmp_path, small)
+    assert pictures(notebook) == 2
+    assert (tmp_path / "my_game" / "my_game" / "careful.py").is_file()
+
+
+@pytest.mark.full
+@pytest.mark.server
+@pytest.mark.timeout(1200)
+def test_trajectories_are_shown_token_by_token(here: Rollmill, tmp_path: Path) -> None:
+    small = {"STEPS": 4, "NAME": "nb-looked-into", "OVERRIDES": [SMALL_POOLS, "evaluation.problems=8"]}
+    notebook = execute("trajectories", tmp_path, small)
+    assert pictures(notebook) == 2
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert sum("started under version" in output.get("data", {}).get("text/html", "") for output in outputs) == 2
+
+
+@pytest.mark.full
+@pytest.mark.server
+@pytest.mark.timeout(1200)
+def test_settings_are_compared(here: Rollmill, tmp_path: Path) -> None:
+    variants = {
+        "alpha 0": ["staleness.alpha=0"],
+        "first": [
+            "staleness.alpha=1",
+            "rollout.redundancy={mode: first_finished, extra_members: 2, extra_groups: 2}",
+        ],
+    }
+    small = {"STEPS": 3, "SCALE": 0.005, "OVERRIDES": [SMALL_POOLS, "training.group_size=4"], "VARIANTS": variants}
+    notebook = execute("alpha_and_redundancy", tmp_path, small)
+    assert pictures(notebook) == 4
