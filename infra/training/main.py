@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -29,26 +28,20 @@ import torch.distributed as dist
 
 from infra.compute.lifeline import die_with_parent, last_words
 from infra.compute.scratch import scratch
-from infra.proxy.client import ControlClient
 from infra.proxy.secret import control_key
-from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
-from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
-from infra.tracking.run import Tracker
 from infra.training import grpo, ranks, setup, state
 from infra.training.adapters import policy_of
 from infra.training.launch import launch
-from infra.training.loop import Feed, Leader, Stopped, exit_code
-from infra.training.publish import Checkpoints, Publisher
+from infra.training.loop import Feed, Stopped, exit_code
+from infra.training.publish import Checkpoints
 from infra.training.snapshot import Snapshots
-from infra.training.swap import Engines
+from infra.training.takeover import Takeover
 from rl.config.load import loads
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
-from rl.protocol import StepProtocol
-from rl.records import Step
 
 SLACK_S = 600.0
 """What a follower waits beyond the deadlines of rank 0: training the slowest window."""
@@ -106,13 +99,14 @@ def train(config: RunConfig, proxy_url: str, directory: Path) -> None:
     _join(config, timeout_s)
     setup.prepare_process(config.training.threads)
     with ExitStack() as stack:
-        lead: Lead | None = None
+        taken: Takeover | None = None
+        found = None
         if ranks.rank() == 0:
-            lead = Lead(config, stack.enter_context(scratch(directory, "trainer")))
-        plan = Plan(
-            **json.loads(ranks.broadcast(json.dumps(asdict(lead.plan)).encode() if lead else None, _device()))
-        )
-        _run(config, proxy_url, plan, lead, timeout_s, stack)
+            work_dir = stack.enter_context(scratch(directory, "trainer"))
+            taken = Takeover(config, ObjectStore.connect(config.store), work_dir / "cache")
+            found = json.dumps(asdict(_plan(taken, work_dir))).encode()
+        plan = Plan(**json.loads(ranks.broadcast(found, _device())))
+        _run(config, proxy_url, plan, taken, timeout_s, stack)
     if ranks.world() > 1:
         dist.destroy_process_group()
 
@@ -132,32 +126,16 @@ def _join(config: RunConfig, timeout_s: float) -> None:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
 
 
-class Lead:
-    """What rank 0 does before the trainer exists: take the run over and fetch what to build on."""
-
-    def __init__(self, config: RunConfig, work_dir: Path) -> None:
-        self.config, self.work_dir = config, work_dir
-        store = ObjectStore.connect(config.store)
-        self.commits = CommitLog(store, config.prefix, f"trainer-{socket.gethostname()}-{os.getpid()}")
-        self.buffer = SampleBuffer(store, config.prefix)
-        self.replay: list[Step] = []
-        self.plan = self._plan(store)
-
-    def _plan(self, store: ObjectStore) -> Plan:
-        self.commits.fence()
-        ledger, cache = self.commits.ledger, self.work_dir / "cache"
-        base = pull_directory(store, self.config.base_prefix, None, cache)
-        version, restore = ledger.newest_full, None
-        if version is not None:
-            ref = ledger.states[version]
-            restore = str(pull_directory(store, self.config.prefix + ref.prefix, ref.manifest_sha256, cache))
-            self.replay = self.commits.steps_after(version)
-        fresh = max(0, self.config.training.steps + 1 - max(1, ledger.next_version))
-        return Plan(str(self.work_dir), str(base), restore, version or 0, len(self.replay) + fresh)
+def _plan(taken: Takeover, work_dir: Path) -> Plan:
+    base = pull_directory(taken.store, taken.config.base_prefix, None, work_dir / "cache")
+    restore = taken.restore()
+    return Plan(
+        str(work_dir), str(base), None if restore is None else str(restore), taken.version or 0, taken.steps
+    )
 
 
 def _run(
-    config: RunConfig, proxy_url: str, plan: Plan, lead: Lead | None, timeout_s: float, stack: ExitStack
+    config: RunConfig, proxy_url: str, plan: Plan, taken: Takeover | None, timeout_s: float, stack: ExitStack
 ) -> None:
     base, work_dir = Path(plan.base), Path(plan.work_dir)
     restored = Path(plan.restore) if plan.restore is not None else None
@@ -177,23 +155,14 @@ def _run(
     feed.trainer = trainer
     if restored is not None:
         state.load_weights(trainer.model, restored / "model")
-    if lead is not None:
-        weights = stack.enter_context(closing(WeightStore.open(config.weights, lead.commits.store, lend=True)))
+    if taken is not None:
+        weights = stack.enter_context(closing(WeightStore.open(config.weights, taken.store, lend=True)))
         checkpoints = Checkpoints(config, weights, base, work_dir)
         if restored is None:
-            initialise(config, lead.commits, checkpoints, trainer)
+            taken.initialise(checkpoints, Snapshots().take(0, trainer.model), trainer.model)
         if plan.steps == 0:
             return
-        control = ControlClient(
-            proxy_url, deadline_s=config.deadlines.control, fence=lead.commits.ledger.fence, key=control_key()
-        )
-        tracker = Tracker.start(config, "trainer")
-        stack.callback(tracker.close, config.deadlines.control)
-        engines = Engines(control, config.deadlines.control, config.deadlines.start)
-        protocol = StepProtocol(config.staleness.alpha, config.mode.eager)
-        publisher = Publisher(config, lead.commits, checkpoints, engines, tracker, protocol)
-        stack.enter_context(closing(publisher))
-        feed.leader = Leader(config, lead.commits, lead.buffer, publisher, lead.replay)
+        feed.leader = taken.appoint(checkpoints, proxy_url, control_key(), stack)
     elif plan.steps == 0:
         return
     trainer.train()
@@ -207,16 +176,6 @@ def _device() -> torch.device:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
-
-
-def initialise(
-    config: RunConfig, commits: CommitLog, checkpoints: Checkpoints, trainer: grpo.Trainer
-) -> None:
-    """Commit version 0: the base, or a zero adapter on it (TRL seeds PEFT's initialisation with the run's seed)."""
-    snapshot = Snapshots().take(0, trainer.model)
-    ref = checkpoints.push(snapshot, trainer.model, commits.state_prefix())
-    commits.append_step(state=ref, weights_sha256=snapshot.sha256, alpha=config.policy.alpha)
-    logging.getLogger(__name__).info("version 0 committed")
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ class Checkpoints:
     def __init__(self, config: RunConfig, weights: WeightStore, base: Path, work_dir: Path) -> None:
         self._config, self._weights, self._base, self._work_dir = config, weights, base, work_dir
 
-    def push(self, snapshot: Snapshot, model: torch.nn.Module, prefix: str) -> StateRef:
-        """Complete in the store when this returns; nothing names it yet."""
+    def push(self, snapshot: Snapshot, model: torch.nn.Module | None, prefix: str) -> StateRef:
+        """Complete in the store when this returns; nothing names it yet. `model` as in `state.save`."""
         draft = self._work_dir / f"draft-{snapshot.version}"
         shutil.rmtree(draft, ignore_errors=True)
         state.save(snapshot, model, self._base, draft, self._config.weights.bucket_mb)
@@ -87,8 +87,8 @@ class Version:
     """What the optimizer made, before it is committed."""
 
     snapshot: Snapshot
-    model: torch.nn.Module
-    """Gives names and configuration; its tensors have moved on."""
+    model: torch.nn.Module | None
+    """Gives names and configuration, where it is a whole model; its tensors have moved on."""
     batch: Batch
     dropped: list[Drop]
     figures: dict[str, float]
@@ -167,10 +167,14 @@ class Publisher:
         self._pending.clear()
         self._projected = None
 
-    def close(self) -> None:
-        """Begin nothing new, and end. A version on its way may still be committed, or not."""
+    def stop(self) -> None:
+        """Begin nothing new. A version on its way may still be committed, or not. From any thread."""
         self._stopped = True
         self._engines.stop()
+
+    def close(self) -> None:
+        """The same, and end."""
+        self.stop()
         self._jobs.put(None)
         self._thread.join(CLOSE_S)
 

@@ -38,23 +38,25 @@ class StateMismatch(RollmillError):
     """A stored state does not fit the model that it is loaded into."""
 
 
-def save(snapshot: Snapshot, model: torch.nn.Module, base: Path, directory: Path, bucket_mb: int) -> None:
-    """Write `model/` and, of a full snapshot, `trainer/`. `model` gives names and configuration; `base` the
-    tokenizer's files, which are copied, not written anew: tokens stay exact."""
-    _save_model(snapshot, model, base, directory / "model", bucket_mb)
+def save(snapshot: Snapshot, model: torch.nn.Module | None, base: Path, directory: Path, bucket_mb: int) -> None:
+    """Write `model/` and, of a full snapshot, `trainer/`. Of a whole model `model` gives names and configuration, and
+    `base` the tokenizer's files, which are copied, not written anew: tokens stay exact. An adapter needs neither."""
+    if snapshot.adapter is not None:
+        _save_adapter(snapshot.weights, snapshot.adapter, directory / "model")
+    else:
+        _save_model(snapshot, model, base, directory / "model", bucket_mb)
     if snapshot.full:
         _save_trainer(snapshot, directory / "trainer")
 
 
-def _save_model(snapshot: Snapshot, model: torch.nn.Module, base: Path, directory: Path, bucket_mb: int) -> None:
+def _save_model(
+    snapshot: Snapshot, model: torch.nn.Module | None, base: Path, directory: Path, bucket_mb: int
+) -> None:
+    assert isinstance(model, PreTrainedModel)
     directory.mkdir(parents=True, exist_ok=True)
-    if snapshot.adapter is not None:
-        _save_adapter(snapshot.weights, snapshot.adapter, directory)
-        return
     copies = {id(parameter): snapshot.weights[name] for name, parameter in trained(model)}
     live = model.state_dict(keep_vars=True)  # tied names share one parameter, and so one copy
     weights = {name: copies.get(id(tensor), tensor.detach()) for name, tensor in live.items()}
-    assert isinstance(model, PreTrainedModel)
     model.save_pretrained(directory, state_dict=weights, max_shard_size=bucket_mb << 20)
     for file in companions(base):
         shutil.copyfile(file, directory / file.name)

@@ -254,7 +254,7 @@ ObjectStore.put = die
 """
 AHEAD = """
 import os, signal, threading
-from infra.training.loop import Leader
+from infra.training.leader import Leader
 from infra.training.publish import Checkpoints
 push, next_batch = Checkpoints.push, Leader.next_batch
 def hang(self, snapshot, *more):
