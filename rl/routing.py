@@ -13,9 +13,10 @@ everywhere. With a `Split`, a request with a long enough new prompt is prefilled
 
 Invariants
 - No request goes to an engine that left or that serves another revision than the present one.
-- Work conserving: after `dispatch`, a request waits only if it fits nowhere, or only on the one engine that is held
-  for a request which was overtaken `OVERTAKES` times.
-- No starvation: that engine takes nothing else until the overtaken request fits.
+- Work conserving: after `dispatch`, a request waits only if it fits nowhere, or only on engines that are held for
+  requests which were overtaken `OVERTAKES` times (`rl.waiting`), of all engines a `HELD`th at most, but one.
+- No starvation: such an engine takes nothing else until the overtaken request fits.
+- What is refused once is not tried again: a dispatch looks at every engine for few of those that wait.
 - What is reserved on an engine is what runs there, no more and no less.
 - It reads no clock and draws no chance: equal calls give equal answers.
 """
@@ -29,28 +30,18 @@ from dataclasses import dataclass
 
 from rl.capacity import EngineLoad
 from rl.placement import COMPATIBLE, HardwareClass, Placement
+from rl.waiting import Request, Waiting
 
 OVERTAKES = 64
-"""How often the oldest waiting request may see a younger one go first."""
+"""How often a waiting request may see a younger one go first."""
+HELD = 8
+"""One engine in so many may be held for requests that were overtaken too often."""
 REMEMBERED = 100_000
 """Trajectories of which it is known where their prefix is, the most recent ones."""
 SLACK = 1.5
 """Room for an answer, in mean answers of the domain."""
 WEIGHT = 0.05
 """Of the newest turn in the running means of a domain's shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One turn. Numbers are tokens."""
-
-    id: str
-    tenant: str
-    trajectory: str
-    domain: str
-    prompt: int
-    max_new: int
-    may_split: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +81,9 @@ class Shape:
         self.sampled += WEIGHT * (sampled - self.sampled)
 
 
+_GPUS = {HardwareClass.COMPUTE_GPU, *COMPATIBLE[HardwareClass.COMPUTE_GPU]}
+
+
 class Router:
     """See the module. `placement` names the class of each domain that declares one; a request of another domain
     with more than `prefill_heavy` fresh prompt tokens for each expected new one goes to compute_gpu."""
@@ -100,12 +94,10 @@ class Router:
         self.shapes: dict[str, Shape] = {}
         self._placement, self._prefill_heavy, self._split = placement, prefill_heavy, split
         self._engines: dict[str, EngineLoad] = {}
-        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._waiting = Waiting()
         self._running: dict[str, Assignment] = {}
         self._prefixes: OrderedDict[str, dict[str, tuple[int, int]]] = OrderedDict()
         self._serial = 0
-        self._overtaken = 0
-        self._held: str | None = None
 
     # -- engines -----------------------------------------------------------------------------------------------
 
@@ -133,8 +125,6 @@ class Router:
         engine = self._engines.pop(name, None)
         if engine is None:
             return []
-        if self._held == name:
-            self._held = None
         lost = [self._running[request].request for request in engine.running]
         for request in lost:
             self.release(request.id)
@@ -157,41 +147,49 @@ class Router:
     def submit(self, request: Request) -> None:
         if request.id in self._waiting or request.id in self._running:
             raise ValueError(f"request {request.id!r} is here already")
-        self._waiting[request.id] = request
+        self._waiting.add(request)
 
     def dispatch(self) -> list[Assignment]:
         """Everything that can run now, in the order of its arrival; it counts as running from here on."""
         usable = {e.name: e for e in self._engines.values() if e.revision == self.revision}
+        self._waiting.keep(usable)
+        held = self._waiting.engines
+        common = {name: engine for name, engine in usable.items() if name not in held}
         free = sum(not e.full for e in usable.values())
+        alike = all(e.hardware in _GPUS for e in usable.values())  # what one request may use, all may
+        refused = math.inf
         assigned: list[Assignment] = []
-        oldest = True
-        for request in list(self._waiting.values()):
+        for request, overtaken in self._waiting:
             if free == 0:
                 break
-            if oldest:
-                self._hold(usable)
-            elif self._held in usable:
-                del usable[self._held]
-            found = self._place(request, usable)
+            own, need = self._waiting.held(request.id), request.prompt + self._expected(request)
+            found = None
+            if own is not None or need < refused:
+                found = self._place(request, common if own is None else common | {own: usable[own]})
             if found is None:
-                oldest = False
+                if own is None and overtaken >= OVERTAKES and len(held) < max(1, len(usable) // HELD):
+                    held |= self._hold(request, common)
+                refused = min(refused, need) if alike else refused
                 continue
-            if oldest:
-                self._overtaken, self._held = 0, None
-            else:
-                self._overtaken += 1
-                if self._overtaken == OVERTAKES:
-                    self._hold(usable)
-            del self._waiting[request.id]
+            if own is not None:
+                common[own], refused = usable[own], math.inf
+                held.discard(own)
+            self._waiting.remove(request.id)
             self._take(found)
             assigned.append(found)
             free -= sum(self._engines[name].full for name in (found.engine, found.prefill) if name is not None)
         return assigned
 
-    def _hold(self, usable: dict[str, EngineLoad]) -> None:
-        """Hold an engine for the oldest request, once it was overtaken too often."""
-        if self._overtaken >= OVERTAKES and self._held not in usable and usable:
-            self._held = min(usable.values(), key=lambda e: e.load).name
+    def _hold(self, request: Request, common: dict[str, EngineLoad]) -> set[str]:
+        """Take the least loaded engine that the request can use from the others and hold it; its name, if any."""
+        classes = set(self._classes(request, request.prompt, self._expected(request)))
+        fitting = [engine for engine in common.values() if engine.hardware in classes]
+        if not fitting:
+            return set()
+        name = min(fitting, key=lambda e: e.load).name
+        self._waiting.hold(request.id, name)
+        del common[name]
+        return {name}
 
     def prefilled(self, request: str) -> None:
         """The prompt of a split request is computed: the prefill engine is done with it."""
@@ -217,9 +215,7 @@ class Router:
     def release(self, request: str) -> None:
         """A running request ended without a result, or a waiting one is no longer wanted; others are ignored."""
         if request in self._waiting:
-            if next(iter(self._waiting)) == request:
-                self._overtaken, self._held = 0, None
-            del self._waiting[request]
+            self._waiting.remove(request)
             return
         found = self._running.pop(request, None)
         if found is not None:

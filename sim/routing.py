@@ -12,7 +12,8 @@ import numpy as np
 
 from rl.config.engine import RoutingSection
 from rl.placement import HardwareClass, Placement
-from rl.routing import Request, Router
+from rl.routing import Router
+from rl.waiting import Request
 from sim.config import DomainWork
 from sim.engines import Engines
 

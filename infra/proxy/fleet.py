@@ -24,7 +24,8 @@ from infra.engines.protocol import BASE, Capabilities, Engine, Generation, Sampl
 from infra.proxy.continuation import complete, extend, rest
 from infra.proxy.members import HEALTH_S, Member, Members
 from rl.errors import DeadlineExceeded, GenerationFailure
-from rl.routing import Assignment, Request, Router
+from rl.routing import Assignment, Router
+from rl.waiting import Request
 
 LEASE_S = 15.0
 """An engine that has not reported for so long is lost."""
