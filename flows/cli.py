@@ -14,7 +14,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from flows import audit, engines, environments, export, profile, project, rewards, samples, serve, simulate, versions
+from flows import (
+    audit,
+    engines,
+    environments,
+    export,
+    profile,
+    project,
+    rewards,
+    samples,
+    serve,
+    simulate,
+    tenant_command,
+    versions,
+)
 from flows.command import ConfigArgument, SetOption, console, one_line_errors, services
 
 app = typer.Typer(
@@ -161,6 +174,7 @@ app.add_typer(engines.app, name="engine")
 app.add_typer(versions.app, name="versions")
 app.add_typer(samples.app, name="samples")
 app.add_typer(rewards.app, name="rewards")
+app.add_typer(tenant_command.app, name="tenants")
 app.command("gc")(versions.collect)
 app.command("export")(export.export)
 app.command("init")(project.init)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -16,32 +16,43 @@ from envs.registry import make_environment
 from infra.models.sources import check_source
 from rewards.registry import check_rewards
 from rl.advantages.registry import advantage_function
-from rl.config.load import parse
+from rl.config.base import Section
+from rl.config.load import parse_as
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
 
 PRESETS = files("flows") / "presets"
 
+S = TypeVar("S", bound=Section)
 
-def preset_names() -> list[str]:
-    return sorted(entry.name.removesuffix(".yaml") for entry in PRESETS.iterdir() if entry.name.endswith(".yaml"))
+
+def preset_names(folder: str = "") -> list[str]:
+    """Those of runs, or of what the `folder` holds."""
+    entries = (PRESETS / folder).iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
 
 
 def load_config(source: str, overrides: Iterable[str] = ()) -> RunConfig:
     """The configuration of a preset or a file; `overrides` are `dotted.field=value` with YAML values."""
-    return read_config(source, dict(map(_override, overrides)))
+    return read_config(source, dict(map(override, overrides)))
 
 
 def read_config(source: str, overrides: Mapping[str, Any]) -> RunConfig:
     """The configuration of a preset or a file, with the `overrides` by dotted path."""
-    path = Path(source)
-    if source in preset_names():
-        text, name = (PRESETS / f"{source}.yaml").read_text(), f"preset {source}"
+    return read_section(RunConfig, source, overrides, "")
+
+
+def read_section(kind: type[S], source: str, overrides: Mapping[str, Any], folder: str | None) -> S:
+    """The same for any root, whose presets are in `folder`; None has none."""
+    path, presets = Path(source), [] if folder is None else preset_names(folder)
+    if folder is not None and source in presets:
+        text, name = (PRESETS / folder / f"{source}.yaml").read_text(), f"preset {source}"
     elif path.is_file():
         text, name = path.read_text(), str(path)
     else:
-        raise ConfigError(f"{source!r} is neither a file nor a preset; the presets are {', '.join(preset_names())}")
-    return parse(text, name, overrides)
+        known = f"neither a file nor a preset; the presets are {', '.join(presets)}" if presets else "no file"
+        raise ConfigError(f"{source!r} is {known}")
+    return parse_as(kind, text, name, overrides)
 
 
 def cross_check(config: RunConfig) -> None:
@@ -54,7 +65,8 @@ def cross_check(config: RunConfig) -> None:
     advantage_function(config.training.advantage)
 
 
-def _override(text: str) -> tuple[str, Any]:
+def override(text: str) -> tuple[str, Any]:
+    """`dotted.field=value` taken apart."""
     field, separator, value = text.partition("=")
     if not separator or not field:
         raise ConfigError(f"--set {text!r} is not of the form field.path=value")

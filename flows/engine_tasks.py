@@ -17,6 +17,7 @@ from infra.proxy.auth import Keys
 from rl.config.engine import VLLMEngineSection
 from rl.config.load import dumps
 from rl.config.run import RunConfig
+from rl.config.tenants import ServiceConfig
 from rl.errors import RollmillError
 from rl.placement import HardwareClass
 from tasks.child import Crashed
@@ -24,11 +25,20 @@ from tasks.serve import host_engine, serve_engine, serve_proxy
 
 
 class EngineTasks:
-    """Of one session. `run` is the run's key on the cluster."""
+    """Of one session. `run` is the run's key on the cluster; `service` is that whose host the run is."""
 
     def __init__(
-        self, client: Client, config: RunConfig, run: str, proxy_url: str, work_dir: Path, keys: Keys, console: Console
+        self,
+        client: Client,
+        config: RunConfig,
+        run: str,
+        proxy_url: str,
+        work_dir: Path,
+        keys: Keys,
+        console: Console,
+        service: ServiceConfig | None = None,
     ):
+        self._service = None if service is None else dumps(service)
         self._client, self._config, self._run, self._console = client, config, run, console
         self._url, self._work_dir, self._keys = proxy_url, work_dir, keys
         self._restarts = config.restarts.engine
@@ -65,7 +75,7 @@ class EngineTasks:
     def _start_proxy(self) -> None:
         engine = self._config.engine
         port = int(self._url.rsplit(":", 1)[1])
-        arguments = (self._run, dumps(self._config), "127.0.0.1", port, str(self._work_dir), self._keys)
+        arguments = (self._run, dumps(self._config), "127.0.0.1", port, str(self._work_dir), self._keys, self._service)
         if engine.embedded:
             (where,) = engine.counts
             self._proxy = self._submit("serve", HardwareClass(where), serve_engine, *arguments)

@@ -63,13 +63,17 @@ def open_run(config: RunConfig, resume: bool) -> CommitLog:
     ConfigError."""
     store = reach(config)
     probe_atomicity(store.client, store.bucket, config.prefix)
-    key = f"{config.prefix}config.json"
-    text = dumps(config)
-    if not store.create(key, text.encode(), nonce=uuid.uuid4().hex):
-        _join(config, json.loads(store.get(key)), resume)
+    claim(store, config, resume)
     log = CommitLog(store, config.prefix, writer="observer")
     log.sync()
     return log
+
+
+def claim(store: ObjectStore, config: RunConfig, resume: bool) -> None:
+    """Write the run's configuration, or see that it began with this one. Raises RunExists, ConfigError."""
+    key = f"{config.prefix}config.json"
+    if not store.create(key, dumps(config).encode(), nonce=uuid.uuid4().hex):
+        _join(config, json.loads(store.get(key)), resume)
 
 
 def join_run(config: RunConfig) -> tuple[RunConfig, CommitLog]:

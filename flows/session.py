@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from distributed import Client
+from distributed import Client, Future, wait
 from rich.console import Console
 
 from flows.engine_tasks import EngineTasks
@@ -28,8 +28,10 @@ from infra.proxy.client import ControlClient
 from infra.proxy.secret import CONTROL_KEY, ROLLOUT_KEY
 from infra.services.processes import free_port
 from infra.store.log import CommitLog
+from rl.config.base import Section
 from rl.config.load import dumps
 from rl.config.run import RunConfig
+from rl.config.tenants import ServiceConfig
 from rl.errors import DeadlineExceeded, PlacementError, RollmillError
 from rl.placement import HardwareClass, placement_of, preflight
 from tasks.admit import admit
@@ -46,38 +48,50 @@ STAGES = (reset, interact, score, admit, train_process)
 
 
 class Session:
-    """One live run, or a `part` of it with engines of its own."""
+    """One live run, or a `part` of it with engines of its own; or a `service`, whose host the run is."""
 
     def __init__(
-        self, config: RunConfig, log: CommitLog, client: Client, address: str, console: Console, part: str = ""
+        self,
+        config: RunConfig,
+        log: CommitLog,
+        client: Client,
+        address: str,
+        console: Console,
+        part: str = "",
+        service: ServiceConfig | None = None,
     ):
         self.config, self.log, self.client, self.address, self.console = config, log, client, address, console
         self.work_dir: Path = Home.default().run(config) / part
         self.proxy_url = f"http://127.0.0.1:{free_port(set())}"
         self.keys = Keys.random()
         self.key = install(client, config, self.proxy_url, Home.default().cache, self.keys.rollout)
-        self.config_file = self._write_config()
+        self.config_file = self._write("config", config)
+        self.service_file = None if service is None else self._write("service", service)
         self.proxy = ControlClient(self.proxy_url, deadline_s=config.deadlines.control, key=self.keys.control)
         self.orders = Orders.here()
+        self.tasks: list[Future] = []
+        """Long tasks that end when the session is no longer wanted, besides the engines'."""
         self._parts: list[Part] = []
-        self._engines = EngineTasks(client, config, self.key, self.proxy_url, self.work_dir, self.keys, console)
+        self._engines = EngineTasks(
+            client, config, self.key, self.proxy_url, self.work_dir, self.keys, console, service
+        )
 
-    def _write_config(self) -> Path:
-        """The resolved configuration as a file of this session, for its processes: complete or absent."""
-        path = self.work_dir / f"config-{self.key.rpartition('@')[2]}.json"
+    def _write(self, name: str, config: Section) -> Path:
+        """A resolved configuration as a file of this session, for its processes: complete or absent."""
+        path = self.work_dir / f"{name}-{self.key.rpartition('@')[2]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
-        draft.write_text(dumps(self.config))
+        draft.write_text(dumps(config))
         draft.replace(path)
         return path
 
     def start(self, name: str, restarts: int) -> Part:
         """The flow `flows.{name}` as a process of its own."""
-        module = [f"flows.{name}", str(self.config_file), self.address]
+        module = [f"flows.{name}", str(self.service_file or self.config_file), self.address]
         given: dict[str, str] = {}
         if name != "evaluator":  # which has engines of its own
             module.append(self.proxy_url)
-            given = {ROLLOUT_KEY: self.keys.rollout} if name == "rollout" else {CONTROL_KEY: self.keys.control}
+            given = {ROLLOUT_KEY: self.keys.rollout} if name.endswith("rollout") else {CONTROL_KEY: self.keys.control}
         part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts, given, self._look)
         self._parts.append(part)
         return part
@@ -108,6 +122,20 @@ class Session:
                 missing = str(error)
             if monotonic() > end:
                 raise DeadlineExceeded(f"nothing is served within {deadline_s:g} s (deadlines.start): {missing}")
+            sleep(PERIOD_S)
+
+    def wait_until_up(self) -> None:
+        """Until the proxy answers, whatever it serves. Raises DeadlineExceeded, or what ended the engine."""
+        deadline_s = self._engines.start_s
+        end = monotonic() + deadline_s
+        while True:
+            self.check_engine()
+            try:
+                self.proxy.tenants(deadline_s=1.0)
+                return
+            except RollmillError as error:
+                if monotonic() > end:
+                    raise DeadlineExceeded(f"no proxy within {deadline_s:g} s (deadlines.start): {error}") from error
             sleep(PERIOD_S)
 
     def serve(self, version: int) -> None:
@@ -142,35 +170,40 @@ class Session:
             list(threads.map(Part.stop, self._parts))
         crash_the_gone_of(self.config)
         self._engines.wait(STOP_S)
+        if self.tasks:
+            with suppress(Exception):  # how they ended was told, or matters no longer
+                wait(self.tasks, timeout=STOP_S)
         uninstall(self.client, self.key)
 
 
 @contextmanager
-def open_session(config: RunConfig, log: CommitLog, console: Console) -> Iterator[Session]:
+def open_session(
+    config: RunConfig, log: CommitLog, console: Console, service: ServiceConfig | None = None
+) -> Iterator[Session]:
     """Pools and functions checked, nothing running yet. Raises DeadlineExceeded, PlacementError, ConfigError,
     ServerlessError."""
     with ExitStack() as stack:
         address = stack.enter_context(cluster(config.pools, config.deadlines.start))
         client = stack.enter_context(connect(address, config.deadlines.start))
-        check_placement(config, client)
+        check_placement(config, client, 1 if service is None else service.trainers)
         check_functions(config)
-        session = Session(config, log, client, address, console)
+        session = Session(config, log, client, address, console, service=service)
         stack.callback(session.stop)
         stack.enter_context(wanted(client, session.key))
         yield session
 
 
-def check_placement(config: RunConfig, client: Client) -> None:
+def check_placement(config: RunConfig, client: Client, trainers: int = 1) -> None:
     """Every class has workers and every stage a class. Raises DeadlineExceeded, PlacementError."""
     engines = {HardwareClass(name): count for name, count in config.engine_slots.items() if count}
     needed = {placement_of(stage).preferred() for stage in STAGES} | set(engines)
     wait_for_slots(client, needed - {HardwareClass.LAMBDA}, config.deadlines.start)
     found = slots(client)
     preflight(STAGES, [d.name for d in config.domains], found)
-    for name, count in engines.items():
-        wanted = count + (name is HardwareClass.COMPUTE_GPU)
+    for name, count in ({HardwareClass.COMPUTE_GPU: 0} | engines).items():
+        wanted = count + trainers * (name is HardwareClass.COMPUTE_GPU)
         if found[name] < wanted:
             raise PlacementError(
-                f"pools: {found[name]:g} slots of {name} for {count} engines{' and the trainer' * (wanted > count)}; "
-                f"add workers, or ask for fewer in engine.instances"
+                f"pools: {found[name]:g} slots of {name} for {count} engines and {wanted - count} trainers; add "
+                f"workers, or ask for fewer in engine.instances"
             )

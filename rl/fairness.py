@@ -10,7 +10,8 @@ Invariants
 - Of two tenants of one priority that always have a batch waiting, neither gets more than `slack` and one batch
   ahead of its share.
 - A tenant that was away has no claim to what it did not ask for: it comes back at the level of the least served.
-- Admission gives all free slots away while somebody wants them, and nobody more than its quota.
+- Admission gives all free slots away while somebody wants them, but for those that are kept for whoever comes next and
+  needs more of them at once; and nobody more than its quota.
 
 Pure: no clock; what a batch cost is told afterwards with `served`.
 """
@@ -65,6 +66,13 @@ class TenantQueue:
     def share(self, tenant: str) -> TenantShare:
         return self._shares.get(tenant, TenantShare())
 
+    def entitle(self, shares: Mapping[str, TenantShare]) -> None:
+        """From now on these are all the tenants, with these shares. One that left is forgotten."""
+        self._shares = dict(shares)
+        for tenant in self._had.keys() - shares.keys():
+            del self._had[tenant]
+            self.withdraw(tenant)
+
     def offer(self, tenant: str) -> None:
         """A batch of this tenant is complete. Raises ValueError when one of its batches waits already."""
         if tenant in self._waiting:
@@ -109,6 +117,8 @@ class Demand:
     wanted: int
     """Trajectories that its staleness bound allows, and are not started."""
     in_flight: int = 0
+    together: int = 1
+    """Trajectories that start together, as a group: only whole ones are given."""
 
 
 def allot(
@@ -138,13 +148,15 @@ def allot(
         return -share(tenant).priority, 1, held, 0
 
     # One that is given does not change what the others need: the order of all others stays.
-    waiting = [(need(tenant), tenant) for tenant in demands if room(tenant) > 0]
+    waiting = [(need(tenant), tenant) for tenant, demand in demands.items() if room(tenant) >= demand.together]
     heapq.heapify(waiting)
-    for _ in range(free):
-        if not waiting:
-            break
+    while waiting:
         _, tenant = heapq.heappop(waiting)
-        given[tenant] += 1
-        if room(tenant) > 0:
+        size = demands[tenant].together
+        if size > free:  # what is free is kept for it, or small groups would always be before it
+            break
+        given[tenant] += size
+        free -= size
+        if room(tenant) >= size:
             heapq.heappush(waiting, (need(tenant), tenant))
     return {tenant: count for tenant, count in given.items() if count}

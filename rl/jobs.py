@@ -15,7 +15,9 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -23,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from rl.config.tenants import Job
 from rl.errors import RollmillError
+from rl.fairness import TenantShare
 
 
 class JobRefused(RollmillError):
@@ -205,3 +208,11 @@ def next_starts(jobs: Jobs, trainers: frozenset[int], most: int) -> list[tuple[s
         load[trainer] += 1
         found.append((entry.job.id, trainer))
     return found
+
+
+def shares(entries: Iterable[Entry]) -> dict[str, TenantShare]:
+    """What each of these jobs, which run side by side, is entitled to. A tenant with several of them has no more than
+    with one: they divide its weight."""
+    entries = list(entries)
+    jobs = Counter(entry.job.tenant for entry in entries)
+    return {e.job.id: replace(e.job.share, weight=e.job.weight / jobs[e.job.tenant]) for e in entries}

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from distributed import Client, Worker, WorkerPlugin
@@ -21,6 +21,7 @@ from infra.proxy.client import ProxyClient
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import pull_directory
 from infra.store.objects import ObjectStore
+from rl.config.infrastructure import StoreSection
 from rl.config.load import dumps, loads
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
@@ -52,8 +53,14 @@ class Runtime:
 
     @cached_property
     def codec(self) -> ChatCodec:
-        base = pull_directory(self.store, self.config.base_prefix, None, self._cache, only=TOKENIZER_FILES)
-        return ChatCodec.from_directory(base)
+        return codec_of(self.config.store, self.config.base_prefix, self._cache)
+
+
+@lru_cache(maxsize=8)
+def codec_of(store: StoreSection, base_prefix: str, cache: Path) -> ChatCodec:
+    """One codec for all runs of this process on one base."""
+    base = pull_directory(ObjectStore.connect(store), base_prefix, None, cache, only=TOKENIZER_FILES)
+    return ChatCodec.from_directory(base)
 
 
 _RUNTIMES: dict[str, Runtime] = {}
@@ -73,12 +80,14 @@ def run_key(config: RunConfig, config_json: str, proxy_url: str) -> str:
     return f"{config.tenant}/{config.name}@{digest}"
 
 
-def install(client: Client, config: RunConfig, proxy_url: str, cache: Path, secret: str | None = None) -> str:
+def install(
+    client: Client, config: RunConfig, proxy_url: str, cache: Path, secret: str | None = None, lease: str | None = None
+) -> str:
     """Install the run on every worker of the cluster, present and future; its run key. Idempotent. `secret` is the
-    key of the role `rollout`."""
+    key of the role `rollout`; `lease` names what is renewed as long as the run is wanted, if not its key."""
     text = dumps(config)
     key = run_key(config, text, proxy_url)
-    client.register_plugin(RunPlugin(key, text, proxy_url, str(cache), secret))
+    client.register_plugin(RunPlugin(key, text, proxy_url, str(cache), secret, lease))
     return key
 
 
@@ -103,6 +112,8 @@ class RunPlugin(WorkerPlugin):
     cache: str
     secret: str | None = field(default=None, repr=False)
     """Key of the role `rollout`."""
+    lease: str | None = None
+    """What is renewed as long as the run is wanted (`infra.compute.signals`); None is `run`."""
 
     idempotent = True
     """Installing again, from a restarted flow, must not close the environments of what is in flight."""
@@ -118,7 +129,7 @@ class RunPlugin(WorkerPlugin):
 
         stage, classes = placement_of(interact), worker.state.total_resources
         hosted = [d.name for d in made.config.domains if stage.preferred(d.name).value in classes]
-        made.environments.start(lambda unwanted: follow(self.run, unwanted, worker.scheduler.address), hosted)
+        made.environments.start(lambda unwanted: follow(self.lease or self.run, unwanted, worker.scheduler.address), hosted)
 
     async def teardown(self, worker: Worker) -> None:
         gone = _RUNTIMES.pop(self.run, None)

@@ -19,7 +19,8 @@ from distributed import get_worker
 
 from infra.compute.signals import follow
 from infra.proxy.secret import CONTROL_KEY, ROLLOUT_KEY
-from rl.config.load import loads
+from rl.config.load import loads, loads_as
+from rl.config.tenants import ServiceConfig
 from rl.placement import runs_on
 from tasks.child import Crashed, Unwanted, supervise
 
@@ -28,21 +29,28 @@ if TYPE_CHECKING:
 
 
 @runs_on("bandwidth_gpu")
-def serve_engine(run: str, config_json: str, host: str, port: int, work_dir: str, keys: Keys) -> None:
-    """Serve until the run's stop signal, with files below `work_dir`. Raises the proxy's named errors (a port in
-    use, a broken model)."""
+def serve_engine(
+    run: str, config_json: str, host: str, port: int, work_dir: str, keys: Keys, service_json: str | None = None
+) -> None:
+    """Serve until the run's stop signal, with files below `work_dir`: the run, or the jobs of a service. Raises the
+    proxy's named errors (a port in use, a broken model)."""
     from infra.proxy.serve import serve  # brings torch, which no other process of a run's driver needs
 
     stop = Event()
     with follow(run, stop, get_worker().scheduler.address):
-        serve(loads(config_json), host, port, Path(work_dir), stop, keys)
+        service = None if service_json is None else loads_as(ServiceConfig, service_json)
+        serve(loads(config_json), host, port, Path(work_dir), stop, keys, service)
 
 
 @runs_on("cpu")
-def serve_proxy(run: str, config_json: str, host: str, port: int, work_dir: str, keys: Keys) -> None:
+def serve_proxy(
+    run: str, config_json: str, host: str, port: int, work_dir: str, keys: Keys, service_json: str | None = None
+) -> None:
     """As `serve_engine`, for a proxy whose engines are elsewhere. Raises ProcessFailed, Crashed."""
     config = _write(Path(work_dir) / "proxy.json", config_json)
     module = ["infra.proxy.main", str(config), host, str(port), work_dir]
+    if service_json is not None:
+        module += ["--service", str(_write(Path(work_dir) / "service.json", service_json))]
     given = {CONTROL_KEY: keys.control, ROLLOUT_KEY: keys.rollout}
     supervise(run, module, Path(work_dir) / "logs" / "proxy.log", 1, given)
 

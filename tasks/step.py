@@ -22,3 +22,12 @@ def train_process(run: str, config_file: str, proxy_url: str, key: str | None = 
     module = ["infra.training.main", config_file, "--proxy-url", proxy_url]
     threads = loads(path.read_text()).training.threads
     supervise(run, module, path.parent / "logs" / "trainer.log", threads, {} if key is None else {CONTROL_KEY: key})
+
+
+@runs_on("compute_gpu")
+def train_tenants(run: str, service_file: str, trainer: int, proxy_url: str, key: str) -> None:
+    """Trainer number `trainer` of a service, until the service is no longer wanted; `key` is the service's of the role
+    `control`. Raises ProcessFailed, Crashed (Unwanted at its end)."""
+    path = Path(service_file)
+    module = ["infra.training.tenants", service_file, "--trainer", str(trainer), "--proxy-url", proxy_url]
+    supervise(run, module, path.parent / "logs" / f"trainer-{trainer}.log", 1, {CONTROL_KEY: key})

@@ -49,20 +49,46 @@ def wanted(client: Client, run: str) -> Iterator[None]:
 
 @contextmanager
 def follow(run: str, stop: threading.Event, scheduler: str) -> Iterator[None]:
-    """Set `stop` when the run is no longer wanted, for the duration of the block."""
-    done = threading.Event()
-
-    def watch() -> None:
-        with suppress(Exception):  # the scheduler is gone for good
-            _until_unwanted(run, scheduler, done)
-        stop.set()
-
-    watcher = threading.Thread(target=watch, name=f"follow-{run}", daemon=True)
-    watcher.start()
+    """Set `stop` when the run is no longer wanted, for the duration of the block. All that follow one run in one
+    process share one connection."""
+    key = (run, scheduler)
+    with _LOCK:
+        watch = _WATCHES.get(key)
+        if watch is None or watch.over:
+            watch = _WATCHES[key] = _Watch(run, scheduler)
+            threading.Thread(target=watch.run, name=f"follow-{run}", daemon=True).start()
+        watch.stops.append(stop)
     try:
         yield
     finally:
-        done.set()
+        with _LOCK:
+            watch.stops.remove(stop)
+            if not watch.stops and not watch.over:
+                watch.over = True
+                watch.done.set()
+
+
+class _Watch:
+    """One lease that is watched for all that follow it."""
+
+    def __init__(self, run: str, scheduler: str):
+        self._run, self._scheduler = run, scheduler
+        self.stops: list[threading.Event] = []
+        self.done = threading.Event()
+        self.over = False
+        """Whether whoever comes now needs another one."""
+
+    def run(self) -> None:
+        with suppress(Exception):  # the scheduler is gone for good
+            _until_unwanted(self._run, self._scheduler, self.done)
+        with _LOCK:
+            self.over = True
+            for stop in self.stops:
+                stop.set()
+
+
+_LOCK = threading.Lock()
+_WATCHES: dict[tuple[str, str], _Watch] = {}
 
 
 def _until_unwanted(run: str, scheduler: str, done: threading.Event) -> None:

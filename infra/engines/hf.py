@@ -201,9 +201,11 @@ class HFEngine:
 
     async def stats(self) -> dict[str, Any]:
         """Counters since the start: requests, tokens generated, prefilled and reused from a prefix, rows preempted,
-        swaps; rows running, waiting, kept; seconds busy; whether it is paused."""
+        swaps; rows running, waiting, kept; seconds busy; whether it is paused; the share of the room for keys and values
+        that running rows take."""
         loop = self._loop
         return {
+            "kv_usage": sum(len(row.tokens) for row in list(loop.slots.running)) / self.capacity,
             **loop.counters,
             "running": len(loop.slots.running),
             "waiting": len(loop.waiting),

@@ -36,7 +36,6 @@ from rl.selection import DropPolicy
 from rl.staleness import StalenessPolicy
 from rl.stream import ProblemStream
 
-
 SERVICES = "services"
 """Owner of what services for many tenants keep; no tenant of theirs may be called so."""
 

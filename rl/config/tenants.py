@@ -211,6 +211,11 @@ class Job(Section):
                 f"job {self.id}: training.processes ({self.training.processes}): a job is trained by one process of "
                 f"its service; leave it away"
             )
+        if self.training.checkpoint_every != 1:
+            raise ConfigError(
+                f"job {self.id}: training.checkpoint_every ({self.training.checkpoint_every}): every version of a job "
+                f"is a point to go on from, for its trainer may have to let go of it; leave it away"
+            )
         if not service.foreign_code and (found := next(iter(self._foreign()), None)) is not None:
             raise ConfigError(
                 f"job {self.id}: {found} is code of one's own, which service {service.name!r} does not run "

@@ -118,3 +118,35 @@ def test_a_trainer_without_work_gets_a_whole_batch_soonest():
     demands = {"nearly": Demand(wanted=2, in_flight=6), "fresh": Demand(wanted=8)}
     assert allot(4, demands, {}, batches_waiting=0) == {"nearly": 2, "fresh": 2}
     assert allot(4, demands, {}, batches_waiting=1) == {"fresh": 4}
+
+
+@settings(max_examples=100)
+@given(
+    free=st.integers(-3, 40),
+    demands=st.dictionaries(
+        st.sampled_from("abcde"),
+        st.builds(lambda groups, flying, size: Demand(groups * size, flying * size, size), *[st.integers(0, 5)] * 2,
+                  st.integers(1, 8)), min_size=1,
+    ),
+    quotas=st.lists(st.none() | st.integers(1, 20), min_size=5, max_size=5),
+    waiting=st.integers(0, 2),
+)  # fmt: skip
+def test_groups_are_started_whole_and_what_is_left_is_too_little_for_whoever_comes_next(free, demands, quotas, waiting):
+    shares = {t: TenantShare(quota=q) for t, q in zip("abcde", quotas, strict=True)}
+    found = allot(free, demands, shares, waiting)
+    assert all(count % demands[t].together == 0 for t, count in found.items())
+    left = free - sum(found.values())
+    assert left >= min(0, free)
+
+    def wants(tenant: str) -> bool:
+        demand, more = demands[tenant], demands[tenant].together
+        quota, has = shares[tenant].quota, demands[tenant].in_flight + found.get(tenant, 0)
+        return found.get(tenant, 0) + more <= demand.wanted and (quota is None or has + more <= quota)
+
+    assert left < max((demands[t].together for t in demands if wants(t)), default=41)
+
+
+def test_a_large_group_is_not_overtaken_for_ever_by_small_ones():
+    demands = {"large": Demand(8, 0, together=8), "small": Demand(20, 4, together=2)}
+    assert allot(4, demands, {}, batches_waiting=1) == {}, "what is free is kept for the large one"
+    assert allot(9, demands, {}, batches_waiting=1) == {"large": 8}

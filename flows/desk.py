@@ -1,0 +1,117 @@
+"""The desk of a service: gives jobs their places, tells what becomes of them, cleans up after them.
+
+Invariants
+- A job runs only once its configuration is written to its own prefix, where whatever works on a run finds it; one that
+  the service can not do, or whose prefix is another run's, fails by name and hurts nobody.
+- Garbage is collected for every job beside its training, by the retention policy of the service.
+- Of a deleted job the log stays, so that its name is never used for another one; everything else goes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from rich.console import Console
+
+from flows.learn import collector
+from flows.prepare import claim
+from infra.proxy.client import ControlClient
+from infra.store.errors import StoreUnavailable
+from infra.store.gc import Background
+from infra.store.jobs import JobBook
+from infra.store.objects import ObjectStore
+from rl.config.tenants import ServiceConfig
+from rl.errors import RollmillError
+from rl.jobs import Entry, JobRefused, State, next_starts
+
+GARBAGE_S = 5.0
+"""Between two looks for garbage."""
+
+
+class Desk:
+    """Of one service that runs."""
+
+    def __init__(self, service: ServiceConfig, store: ObjectStore, console: Console):
+        self._service, self._store, self._console = service, store, console
+        self._book = JobBook(store, service.name)
+        self._told: dict[str, State] = {}
+        self._garbage: dict[str, Background] = {}
+        self._collected = 0.0
+        self._eraser = ThreadPoolExecutor(1, thread_name_prefix="erase")
+        self._erasing: dict[str, Future[None]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether there were jobs, and none has anything left to be done."""
+        jobs = self._book.jobs
+        return bool(jobs.entries) and not jobs.of(State.WAITING, State.RUNNING, State.DELETING)
+
+    def look(self, trainers: frozenset[int], proxy: ControlClient) -> None:
+        """Do what is to be done now. Raises StoreUnavailable, LogCorrupt."""
+        jobs = self._book.sync()
+        for id, trainer in next_starts(jobs, trainers, self._service.running):
+            self._start(jobs.entry(id), trainer)
+        for entry in jobs.of(State.DELETING):
+            self._erase(entry)
+        self._tell()
+        if monotonic() - self._collected >= GARBAGE_S:
+            self._collected = monotonic()
+            self._collect(proxy)
+
+    def close(self) -> None:
+        self._tell()
+        self._eraser.shutdown()
+
+    def _start(self, entry: Entry, trainer: int) -> None:
+        id = entry.job.id
+        try:
+            claim(self._store, entry.job.run(self._service), resume=True)
+        except StoreUnavailable:
+            raise
+        except RollmillError as error:
+            self._book.end(id, str(error))
+            return
+        with suppress(JobRefused):  # it was paused or cancelled this moment
+            self._book.start(id, trainer)
+
+    def _tell(self) -> None:
+        """Say what changed."""
+        for id, entry in self._book.jobs.entries.items():
+            if self._told.get(id) is not entry.state:
+                self._told[id] = entry.state
+                why = f": {entry.failure}" if entry.failure is not None else ""
+                self._console.print(f"{id} {entry.state}{why}", highlight=False)
+
+    def _collect(self, proxy: ControlClient) -> None:
+        try:
+            tenants = proxy.tenants().tenants
+        except RollmillError:  # it is being started again
+            return
+        for entry in self._book.jobs.running:
+            config = entry.job.run(self._service)
+            found = tenants.get(config.served_as)
+            if found is not None and found.head is not None:
+                background = self._garbage.setdefault(
+                    entry.job.id, Background(partial(collector, config), config.retention.collect_every)
+                )
+                background.after(found.head)
+
+    def _erase(self, entry: Entry) -> None:
+        id = entry.job.id
+        running = self._erasing.get(id)
+        if running is None:
+            self._erasing[id] = self._eraser.submit(self._delete, f"{id}/")
+        elif running.done():
+            del self._erasing[id]
+            if (error := running.exception()) is None:
+                self._book.erase(id)
+            elif not isinstance(error, RollmillError):
+                raise error
+            else:
+                self._console.print(f"{id} is not deleted yet: {error}", highlight=False)
+
+    def _delete(self, prefix: str) -> None:
+        self._store.delete(key for key in self._store.keys(prefix) if not key.startswith(f"{prefix}log/"))

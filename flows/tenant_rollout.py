@@ -1,0 +1,302 @@
+"""The rollout of all jobs of a service: one process, one feeder for each job that runs, one limit for all together.
+
+    job book -> feeders -> what each may start (its staleness bound) -> rl.fairness.allot -> started
+
+Invariants
+- What a job does, or fails at, ends that job alone, by a reason in the job book; a store or a proxy that is gone for
+  good ends the process, by name.
+- Killed at any moment and started again, it goes on from the book, the logs and the sealed segments.
+- A job that is paused or over has nothing in flight: what it had ends without a trace, and is drawn again.
+- No more trajectories are in flight than `rl.concurrency` finds room for, or the service allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import typer
+from distributed import Client
+from prefect import flow
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.feeder import Feeder
+from flows.flow_runs import ends_with_its_run, sign
+from flows.quiet import quiet_failures
+from flows.rollout import served
+from infra.compute.lifeline import NAMED, die_with_parent, last_words
+from infra.compute.pools import connect, wait_for_slots
+from infra.proxy.auth import tenant_key
+from infra.proxy.client import ControlClient, ProxyUnavailable
+from infra.proxy.secret import rollout_key
+from infra.proxy.wire import ServiceStatus
+from infra.store.errors import NotFound, StoreUnavailable
+from infra.store.jobs import JobBook
+from infra.store.objects import ObjectStore
+from rl.concurrency import Concurrency, Load
+from rl.config.load import dumps, loads_as
+from rl.config.tenants import ServiceConfig
+from rl.errors import DeadlineExceeded, RollmillError
+from rl.fairness import Demand, allot
+from rl.jobs import Entry, JobRefused, shares
+from rl.placement import HardwareClass
+from rl.trajectory import Uid
+from tasks.runtime import run_key
+
+POLL_S = 0.05
+BOOK_S = 0.5
+LOOK_S = 1.0
+"""Between two looks into a job's log while nothing is known to have changed."""
+LOAD_S = 1.0
+"""Between two looks at the engines' load."""
+LARGE = 1024
+"""Trajectories at once on a cluster of somebody else, whose size is not known before it is reached."""
+USAGE_S = 2.0
+"""Between two notes of what a job used."""
+
+
+class BudgetSpent(RollmillError):
+    """A job has generated what it was allowed to."""
+
+
+@dataclass
+class Playing:
+    """A job that is rolled out."""
+
+    entry: Entry
+    feeder: Feeder
+    usage: Usage
+    since: float = field(default_factory=monotonic)
+    seen: tuple[int | None, int | None] = (None, None)
+    looked: float = 0.0
+    wanted: list[Uid] = field(default_factory=list)
+    """What may start, as of the last look."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the trainer has all that it needs."""
+        return self.seen[0] is not None and not self.wanted and not self.feeder.in_flight
+
+
+class Usage:
+    """What a job has generated: an object of its own, `usage.json`, noted now and then. Of what was in flight at a
+    kill nothing is counted."""
+
+    def __init__(self, store: ObjectStore, prefix: str):
+        self._store, self._key = store, f"{prefix}usage.json"
+        self.tokens = self.groups = 0
+        with suppress(NotFound):
+            told = json.loads(store.get(self._key))
+            self.tokens, self.groups = int(told["tokens"]), int(told["groups"])
+        self._noted, self._at = (self.tokens, self.groups), monotonic()
+
+    def take(self, tokens: int, groups: int, at_once: bool = False) -> None:
+        """So much more."""
+        self.tokens += tokens
+        self.groups += groups
+        found = (self.tokens, self.groups)
+        if found != self._noted and (at_once or monotonic() - self._at >= USAGE_S):
+            self._store.put(self._key, json.dumps({"tokens": self.tokens, "groups": self.groups}).encode())
+            self._noted, self._at = found, monotonic()
+
+
+@flow(name="tenant rollout", flow_run_name="rollout {name}", validate_parameters=False, persist_result=False)
+@ends_with_its_run
+def rollout(name: str, service_file: str, scheduler: str, proxy_url: str, lease: str) -> None:
+    """Roll out the jobs of a service until told to stop."""
+    service = loads_as(ServiceConfig, Path(service_file).read_text())
+    sign(service.host)
+    with connect(scheduler, service.deadlines.start) as client:
+        Rollout(service, client, proxy_url, lease).run()
+
+
+class Rollout:
+    """Of one service."""
+
+    def __init__(self, service: ServiceConfig, client: Client, proxy_url: str, lease: str):
+        key = rollout_key()
+        assert key is not None, "the service gives its rollout a key"
+        self._service, self._client, self._url, self._lease, self._key = service, client, proxy_url, lease, key
+        self._pools = wait_for_slots(client, {HardwareClass.CPU}, service.deadlines.start)
+        self._store = ObjectStore.connect(service.store)
+        self._book = JobBook(self._store, service.name)
+        self._proxy = ControlClient(proxy_url, deadline_s=service.deadlines.control, key=key)
+        self._playing: dict[str, Playing] = {}
+        most = service.trajectories or min(LARGE, int(self._pools[HardwareClass.CPU]))
+        self._concurrency = Concurrency(slots_of(service), min(2, most), most)
+        self._limit, self._booked, self._loaded = self._concurrency.limit, 0.0, 0.0
+
+    def run(self) -> None:
+        try:
+            while True:
+                if monotonic() - self._booked >= BOOK_S:
+                    self._booked = monotonic()
+                    self._follow(self._book.sync().running)
+                status = served(self._service.host, self._proxy.tenants)
+                self._look(status)
+                self._admit()
+                if not self._collect():
+                    sleep(POLL_S)
+        finally:
+            for playing in self._playing.values():
+                playing.feeder.cancel()
+
+    # -- which jobs --------------------------------------------------------------------------------------------
+
+    def _follow(self, running: Iterable[Entry]) -> None:
+        entries = {entry.job.id: entry for entry in running}
+        for id in self._playing.keys() - entries.keys():
+            self._leave(id)
+        for id in entries.keys() - self._playing.keys():
+            with self._alone(id):
+                self._playing[id] = self._begin(entries[id])
+
+    def _begin(self, entry: Entry) -> Playing:
+        config = entry.job.run(self._service)
+        key = tenant_key(self._key, config.served_as)
+        feeder = Feeder(config, self._client, self._url, self._pools, key, self._lease, f"{entry.job.id} ")
+        feeder.begin()
+        self._concurrency.need(feeder.members)
+        return Playing(entry, feeder, Usage(self._store, config.prefix))
+
+    def _leave(self, id: str) -> None:
+        playing = self._playing.pop(id)
+        playing.usage.take(0, 0, at_once=True)
+        playing.feeder.leave()
+
+    def _alone(self, id: str) -> _Alone:
+        return _Alone(lambda reason: self._fail(id, reason))
+
+    def _fail(self, id: str, reason: str) -> None:
+        """End a job; the others go on."""
+        print(f"job {id} failed: {reason}", flush=True)
+        if id in self._playing:
+            self._leave(id)
+        with suppress(JobRefused):  # somebody ended it before
+            self._book.end(id, reason)
+
+    # -- what may start ----------------------------------------------------------------------------------------
+
+    def _look(self, status: ServiceStatus) -> None:
+        now = monotonic()
+        if now - self._loaded >= LOAD_S:
+            self._loaded = now
+            self._limit = self._concurrency.look(self._load(status.engine))
+        for id, playing in list(self._playing.items()):
+            with self._alone(id):
+                self._look_at(playing, status, now)
+
+    def _look_at(self, playing: Playing, status: ServiceStatus, now: float) -> None:
+        tenant = status.tenants.get(playing.feeder.config.served_as)
+        serving = None if tenant is None else tenant.serving
+        if tenant is None or serving is None:
+            playing.wanted = []
+            self._wait(playing, now, None if tenant is None else tenant.trouble)
+            return
+        seen = (serving, tenant.head)
+        if seen == playing.seen and now - playing.looked < LOOK_S:
+            return
+        playing.seen, playing.looked, playing.since = seen, now, now
+        over = playing.feeder.trained()
+        playing.wanted = [] if over else playing.feeder.admissible(serving)
+
+    def _wait(self, playing: Playing, now: float, trouble: str | None) -> None:
+        """Nothing of it is served: for its trainer to make a version, or for the proxy to load it."""
+        deadlines = self._service.deadlines
+        if trouble is not None and now - playing.since > deadlines.start:
+            raise RollmillError(f"its adapter is not served since {deadlines.start:g} s (deadlines.start): {trouble}")
+        if now - playing.since > deadlines.batch:
+            raise DeadlineExceeded(f"no version of it was committed within {deadlines.batch:g} s (deadlines.batch)")
+
+    def _load(self, engine: dict[str, Any]) -> Load:
+        each = engine.get("engines", [engine])
+        usage = max((one.get("kv_usage", 0.0) for one in each), default=0.0)
+        waiting = engine.get("waiting", 0) + engine.get("queued", 0)
+        return Load(self._in_flight, waiting, engine.get("preempted", 0), usage)
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(playing.feeder.in_flight for playing in self._playing.values())
+
+    def _admit(self) -> None:
+        free = self._limit - self._in_flight
+        demands = {
+            id: Demand(len(p.wanted) * p.feeder.members, p.feeder.in_flight, p.feeder.members)
+            for id, p in self._playing.items()
+            if p.wanted
+        }
+        if free <= 0 or not demands:
+            return
+        waiting = sum(playing.complete for playing in self._playing.values())
+        entitled = shares(playing.entry for playing in self._playing.values())
+        for id, count in allot(free, demands, entitled, waiting).items():
+            playing = self._playing[id]
+            serving = playing.seen[0]
+            assert serving is not None
+            groups = count // demands[id].together
+            with self._alone(id):
+                playing.feeder.start(playing.wanted[:groups], serving)
+                playing.wanted = playing.wanted[groups:]
+
+    def _collect(self) -> int:
+        """Take what ended; how many groups that were."""
+        count = 0
+        for id, playing in list(self._playing.items()):
+            with self._alone(id):
+                feeder = playing.feeder
+                before = (feeder.generated_tokens, feeder.sealed)
+                ended = feeder.collect(0.0)
+                playing.usage.take(feeder.generated_tokens - before[0], feeder.sealed - before[1])
+                if ended:
+                    count += ended
+                    playing.looked = 0.0
+                budget = playing.entry.job.budget
+                if budget is not None and playing.usage.tokens >= budget:
+                    raise BudgetSpent(f"it has generated {playing.usage.tokens} tokens; its budget is {budget}")
+        return count
+
+
+class _Alone:
+    """What fails in the block ends one job, by `fail(reason)`; but not what is nobody's fault."""
+
+    def __init__(self, fail: Callable[[str], None]):
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, StoreUnavailable | ProxyUnavailable):
+            return False
+        self._fail(f"{type(error).__name__}: {error}")
+        return True
+
+
+def slots_of(service: ServiceConfig) -> int:
+    """Sequences that the engines decode together."""
+    external = len(getattr(service.engine, "external", ()))
+    return service.engine.max_batch * max(1, sum(service.engine.counts.values()) + external)
+
+
+def main(service_file: Path, scheduler: str, proxy_url: str) -> None:
+    """Run the rollout of a service as a process of its own."""
+    die_with_parent()
+    quiet_failures()
+    service = loads_as(ServiceConfig, service_file.read_text())
+    most: int = service.trajectories or getattr(service.pools, "cpu", LARGE)
+    runner: Any = ThreadPoolTaskRunner(max_workers=most // 2 + 8)  # a thread for each group, of two at least
+    lease = run_key(service.host, dumps(service.host), proxy_url)
+    try:
+        rollout.with_options(task_runner=runner)(service.name, str(service_file), scheduler, proxy_url, lease)
+    except RollmillError as error:
+        last_words("rollout", error)
+        raise SystemExit(NAMED) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

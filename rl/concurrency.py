@@ -1,0 +1,68 @@
+"""How many trajectories may be in flight at once, on engines whose load is seen from outside.
+
+A trajectory spends a part of its time in its environment, so more of them than the engines have slots keep the slots
+full; how many more depends on the environments and changes with the tenants. So it is found by trying:
+
+    keys and values do not fit (something was preempted, or their room is nearly full)   fewer, by a quarter
+    a whole batch waits behind the one that runs                                          fewer, by an eighth
+    all that may be are in flight, and little waits                                       more, by an eighth
+
+Invariants: never below `least`, so that the largest group can start, and never above `most`; equal looks give equal
+answers. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FULL = 0.95
+"""Share of the room for keys and values above which it counts as full."""
+LITTLE = 0.25
+"""Share of the engines' slots that may wait while more is started."""
+USED = 0.9
+"""Share of the present limit from which on more of it could be of use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is seen of the engines, all together."""
+
+    in_flight: int
+    """Trajectories, those in their environments included."""
+    waiting: int
+    """Generations that no engine has begun."""
+    preempted: int
+    """Generations that lost their place, since the engines' start."""
+    kv_usage: float
+    """Share of the room for keys and values that is taken, of the fullest engine."""
+
+
+class Concurrency:
+    """The limit, from look to look. `slots`: sequences that all engines decode together."""
+
+    def __init__(self, slots: int, least: int, most: int):
+        """Raises ValueError for a least above the most."""
+        if not 1 <= least <= most or slots < 1:
+            raise ValueError(f"from {least} to {most} trajectories on {slots} slots is not possible")
+        self._slots, self._least, self._most = slots, least, most
+        self.limit = min(most, max(least, slots))
+        self._preempted: int | None = None
+
+    def look(self, load: Load) -> int:
+        """The limit from now on."""
+        known, self._preempted = self._preempted, load.preempted
+        if (known is not None and load.preempted > known) or load.kv_usage > FULL:
+            wanted = self.limit - max(1, self.limit // 4)
+        elif load.waiting > self._slots:
+            wanted = self.limit - max(1, self.limit // 8)
+        elif load.in_flight >= USED * self.limit and load.waiting <= LITTLE * self._slots:
+            wanted = self.limit + max(1, self.limit // 8)
+        else:
+            wanted = self.limit
+        self.limit = min(self._most, max(self._least, wanted))
+        return self.limit
+
+    def need(self, least: int) -> None:
+        """A group of so many is to start some time."""
+        self._least = min(self._most, max(self._least, least))
+        self.limit = max(self.limit, self._least)
