@@ -14,17 +14,20 @@ measured in its own run (per step: L slowest group, T training, W = max(busiest 
     areal, rollart with `late: draw_again`     max(mean group / (alpha + 1), T, W)
 
 `rollart_over_X` is throughput over throughput; `attainable` the same ratio of those bounds; `over_bound` the step of
-`rollart` over W alone, which no machine with these cores beats in whatever mode.
+`rollart` over W alone, which no machine with these cores beats in whatever mode. `simulated` is what the simulator
+(`sim.machine`) makes of the stage times of both runs, which are figures too.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.report import Figure, emit, machine
 from benchmarks.whole_run import Measured, RunFailed, run, services, warm_model
+from sim.machine import StageTimes, predicted_ratios
 
 PRESET = "long_tail"
 GOALS = {"sync": 4.6, "areal": 1.4, "one_off": 1.45, "sync_plus": 2.2}
@@ -93,10 +96,11 @@ class Bench:
 def modes(bench: Bench) -> list[Figure]:
     found = {mode: bench.run(mode.replace("_", "-"), f"staleness.mode={mode}") for mode in (*GOALS, "rollart")}
     again = bench.run("draw-again", "staleness={alpha: 1, late: draw_again}")
+    simulated = simulate({mode: m for mode, m in found.items() if m is not None})
     best = found.pop("rollart")
     if best is None:
         return []
-    figures: list[Figure] = []
+    figures = simulated
     shares: list[float] = []
     if again is not None:
         figures.append(Figure("draw_again_over_wait", again.tokens_per_s / best.tokens_per_s, "ratio"))
@@ -122,6 +126,41 @@ def modes(bench: Bench) -> list[Figure]:
         Figure("rollart_lag_max", best.lag_max, "versions"),
         Figure("injected_share", best.injected, "share of trajectory time"),
     ]
+
+
+def simulate(found: Mapping[str, Measured]) -> list[Figure]:
+    """The stage times of each mode, and the ratios that the simulator predicts from them."""
+    runs = {mode: stage_times(m) for mode, m in found.items()}
+    figures = [
+        Figure(f"{mode}_{name}", getattr(times, name), "s")
+        for mode, times in runs.items()
+        for name in ("group_s", "slowest_s", "train_s", "push_s", "swap_s", "work_s")
+    ]
+    if "rollart" not in runs:
+        return figures
+    best, off = found["rollart"], [0.0]
+    for name, ratio in predicted_ratios(runs).items():
+        measured = best.tokens_per_s / found[name.removeprefix("rollart_over_")].tokens_per_s
+        off.append(abs(ratio / measured - 1))
+        figures.append(Figure(f"{name}_simulated", ratio, "ratio"))
+    return [*figures, Figure("simulated_off_max", max(off), "share", 0.10)]
+
+
+def stage_times(m: Measured) -> StageTimes:
+    """What the simulator wants to know of a run."""
+    staleness = m.config.staleness
+    return StageTimes(
+        mode=m.config.mode.name,
+        alpha=staleness.alpha,
+        late=staleness.late,
+        groups_per_step=m.config.training.groups_per_step,
+        group_s=m.group_s,
+        slowest_s=m.slowest_s,
+        train_s=m.train_s,
+        push_s=m.shares.get("push", 0.0) * m.step_s,
+        swap_s=m.shares.get("swap", 0.0) * m.step_s,
+        work_s=work_bound(m),
+    )
 
 
 def alpha_sweep(bench: Bench) -> list[Figure]:

@@ -1,7 +1,8 @@
 """The simulate flow: plan a cluster before there is one.
 
-Invariants: nothing is started but what the command needs to read a run that is named; the result is a table, one JSON
-file and pictures; with PREFECT_API_URL set it is a flow run there, else a plain function.
+Invariants: nothing is started but what the command needs to read a run that is named (`--from-run`, which `--set` is
+for); the result is a table, one JSON file and pictures; with PREFECT_API_URL set it is a flow run there, else a plain
+function.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from flows.command import console, one_line_errors
+from flows.command import SetOption, console, one_line_errors
 from rl.trajectory import Group
 
 NEWEST = 400
@@ -22,7 +23,9 @@ NEWEST = 400
 SHOWN = 8
 """Plans in the table."""
 DirectoryOption = Annotated[Path, typer.Option(help="Where plan.json and the pictures go.")]
-FromRunOption = Annotated[str | None, typer.Option(help="A run's configuration: take its domains' measured times.")]
+FromRunOption = Annotated[
+    str | None, typer.Option(help="A run's configuration: take its domains with what was measured in them.")
+]
 
 
 @one_line_errors
@@ -30,15 +33,21 @@ def simulate(
     plan: Annotated[str, typer.Argument(help="A YAML file, or the name of a plan that ships, such as cluster.")],
     directory: DirectoryOption = Path("plan"),
     from_run: FromRunOption = None,
+    overrides: SetOption = [],  # noqa: B006  typer copies it
 ) -> None:
     """Simulate a cluster, and look for a better one: throughput, bubbles, cost, staleness bound, spares, GPUs."""
     from sim.plan import load_plan
 
     loaded = load_plan(plan)
     if from_run is not None:
-        from sim.measured import measured_domains
+        from sim.measured import measured_domains, seconds_per_token
 
-        domains = measured_domains(_groups(from_run))
+        groups = _groups(from_run, overrides)
+        domains = measured_domains(groups)
+        console.print(
+            f"{len(groups)} groups measured: {', '.join(d.name for d in domains)}; there a generated token took "
+            f"{seconds_per_token(groups) * 1e3:.1f} ms"
+        )
         loaded = loaded.model_copy(update={"scenario": loaded.scenario.model_copy(update={"domains": domains})})
     if "PREFECT_API_URL" in os.environ:
         from prefect import flow
@@ -48,6 +57,7 @@ def simulate(
     else:
         found = _plan(loaded, directory)
     console.print(_table(found))
+    console.print(f"best: {found[0]['plan']}{_gain(found)}", highlight=False, soft_wrap=True)
     console.print(f"report: {directory / 'plan.json'}  plots: {directory / 'steps.png'}, {directory / 'plans.png'}")
 
 
@@ -60,10 +70,15 @@ def _plan(loaded: Any, directory: Path) -> list[dict[str, Any]]:
     section = loaded.search or SearchSection(rounds=1, alphas=(), spares=(), move_gpus=False)
     tried = search(loaded.scenario, section)
     found = [
-        {"plan": p.label, "price_per_hour": hourly_price(p.scenario), **p.result.figures(),
-         "scenario": p.scenario.model_dump(mode="json")}
-        for p in tried
-    ]  # fmt: skip
+        {
+            "plan": one.label,
+            "given": one.scenario == loaded.scenario,
+            "price_per_hour": hourly_price(one.scenario),
+            **one.result.figures(),
+            "scenario": one.scenario.model_dump(mode="json"),
+        }
+        for one in tried
+    ]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "plan.json").write_text(json.dumps({"objective": section.objective, "plans": found}, indent=2))
     plots.steps(tried[0].result, directory / "steps.png")
@@ -71,12 +86,21 @@ def _plan(loaded: Any, directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _groups(source: str) -> list[Group]:
+def _gain(found: list[dict[str, Any]]) -> str:
+    """What the best plan is better at than the one that was given."""
+    best, given = found[0], next(row for row in found if row["given"])
+    if best is given:
+        return ", which is the plan as it was given"
+    tokens, cost = best["tokens_per_s"] / given["tokens_per_s"] - 1, best["cost"] / given["cost"] - 1
+    return f", against the plan as it was given: {tokens:+.0%} tokens/s, {cost:+.0%} cost"
+
+
+def _groups(source: str, overrides: list[str]) -> list[Group]:
     """The newest groups of a run, from its store."""
     from flows.command import services
     from flows.configure import load_config
 
-    config = load_config(source)
+    config = load_config(source, overrides)
     with services(("s3",)):
         from infra.store.buffer import SampleBuffer
         from infra.store.objects import ObjectStore

@@ -91,13 +91,16 @@ class Engines:
         self._owed -= done
         return np.minimum(done, end - begin)
 
-    def rates(self, running: Array, tokens: Array, reading: Array) -> Array:
+    def rates(self, running: Array, tokens: Array, reading: Array) -> tuple[Array, Array]:
         """Tokens per second that each of the `running` sequences of every engine gets while it spends the share
-        `reading` of its time on prompts; `tokens` is what they hold together."""
+        `reading` of its time on prompts; `tokens` is what they hold together. And the share of an engine's time in
+        which its device computes or reads, and does not wait for the host."""
         over = np.maximum(1.0, tokens / self.room)
         at_once = running / over
         decoding = (1.0 - PROMPT_SHARE * reading) / (1.0 + self._mixing * reading)
-        return decoding / (over * self.iteration(at_once, tokens / over))
+        iteration = self.iteration(at_once, tokens / over)
+        waits = decoding * self._fixed / iteration
+        return decoding / (over * iteration), np.where(running > 0, 1.0 - waits, reading)
 
     def iteration(self, running: Array, tokens: Array) -> Array:
         """Seconds of one decoding iteration."""

@@ -34,6 +34,8 @@ class Totals:
     """Trajectories that were stopped before they were through."""
     busy: Array = field(default_factory=lambda: np.zeros(0))
     """Seconds by engine in which it decodes or reads."""
+    computing: float = 0.0
+    """Seconds of all engines in which their devices do something, and do not wait for the host."""
     stalled: float = 0.0
     """Seconds in which the engines stood still for an update."""
 

@@ -29,7 +29,7 @@ class Result:
     """Rates and shares over the measured time. Shares are of that time; costs in hours of one H20."""
 
     step_s: float
-    """Mean time from one commit to the next."""
+    """Mean time from one commit to the next, of whichever run."""
     tokens_per_s: float
     """Trained, prompts and responses."""
     trajectories_per_s: float
@@ -51,6 +51,7 @@ class Result:
     cost: float
     """Of a million trained trajectories."""
     steps: tuple[StepTimes, ...] = field(default=(), repr=False)
+    """Of the first run."""
     durations: tuple[float, ...] = field(default=(), repr=False)
     """Of the groups, from start to end."""
 
@@ -68,18 +69,20 @@ def simulate(scenario: Scenario) -> Result:
     return result(cluster)
 
 
-def result(cluster: Cluster, run: int = 0) -> Result:
-    """What came of one of the runs of a cluster that was simulated."""
+def result(cluster: Cluster) -> Result:
+    """What came of a cluster that was simulated, all its runs together."""
     scenario, world = cluster.scenario, cluster.world
-    steps = cluster.runs[run].steps
-    measured = steps[scenario.warmup :]
+    made = [run.steps for run in cluster.runs]
+    begin = max(
+        (steps[scenario.warmup - 1].committed for steps in made if len(steps) >= scenario.warmup > 0), default=0.0
+    )
+    measured = [step for steps in made for step in steps[scenario.warmup :] if step.committed > begin]
     if not measured:
         raise NoProgress(
-            f"scenario {scenario.name!r}: {len(steps)} steps in {world.now:.0f} s, none after the warm-up of "
+            f"scenario {scenario.name!r}: {sum(map(len, made))} steps in {world.now:.0f} s, none after the warm-up of "
             f"{scenario.warmup}; give it more time or more GPUs"
         )
-    begin = steps[scenario.warmup - 1].committed if scenario.warmup else 0.0
-    seconds = measured[-1].committed - begin
+    seconds = max(step.committed for step in measured) - begin
     trajectories = sum(step.trajectories for step in measured)
     per_second = trajectories / seconds
     totals = world.totals
@@ -98,8 +101,8 @@ def result(cluster: Cluster, run: int = 0) -> Result:
         lag=fmean(step.lag for step in measured),
         wasted=totals.ended / max(1, started),
         cost=hourly_price(scenario) / 3600 / per_second * 1e6,
-        steps=tuple(steps),
-        durations=tuple(cluster.runs[run].durations),
+        steps=tuple(cluster.runs[0].steps),
+        durations=tuple(took for run in cluster.runs for took in run.durations),
     )
 
 

@@ -32,6 +32,12 @@ def next_turns(s: Slots, work: Workload, slots: Array, at_once: int) -> tuple[Ar
         new = new + later * work.observation[domain]
         read = read + later * (work.observation[domain] + missed * (had + before))
         known = known + before
-    s.context[slots], s.ahead[slots] = had + new, turns
+    s.context[slots], s.ahead[slots] = had + new - unread(s, work, slots, turns), turns
     s.left[slots] = work.responses(domain, s.length[slots], turns)
     return read, known
+
+
+def unread(s: Slots, work: Workload, slots: Array, turns: Array) -> Array:
+    """Tokens that are not in the cache, on average, while so many turns are answered as one: half of what the later
+    ones find new."""
+    return (turns - 1) * work.observation[s.domain[slots]] / 2

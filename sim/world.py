@@ -43,7 +43,7 @@ from sim.phases import (
 from sim.rewards import Rewards
 from sim.routing import TurnRouting
 from sim.slots import NEVER, Slots
-from sim.turns import next_turns
+from sim.turns import next_turns, unread
 from sim.workload import Workload
 
 Array = np.ndarray
@@ -190,7 +190,8 @@ class World:
         self.totals.busy += np.where(running > 0, end - begin, reading)
         if not len(slots):
             return
-        speed = engines.rates(running, tokens, reading / (end - begin))
+        speed, computing = engines.rates(running, tokens, reading / (end - begin))
+        self.totals.computing += float(computing.sum()) * (end - begin)
         engines.given += speed * (end - begin)
         if len(fresh):
             s.goal[fresh] += speed[where] * (s.until[fresh] - begin)
@@ -267,7 +268,7 @@ class World:
     def _answered(self, slots: Array) -> None:
         s = self.slots
         s.turn[slots] += s.ahead[slots]
-        s.context[slots] += s.left[slots]
+        s.context[slots] += s.left[slots] + unread(s, self.work, slots, s.ahead[slots])
         if self.routing is not None:
             self.routing.answered(slots, s.left[slots])
         self._act(self.lockstep.hold(slots, WAIT_STEP))

@@ -117,12 +117,15 @@ def redundancy() -> dict[str, float]:
 
 
 def prefill_decode() -> dict[str, float]:
-    """Step time with prompts read by H800 nodes and answers decoded by H20 nodes, over the same nodes undivided."""
+    """Step time with prompts read by H800 nodes and answers decoded by H20 nodes, and with the same nodes undivided."""
     found: dict[str, float] = {}
     for name, model in (("32B", "Qwen3-32B"), ("30B-A3B", "Qwen3-30B-A3B")):
         for p, d in ((1, 3), (2, 2)):
-            split = _nodes(model, p, d, "prefill", "decode")
-            found[f"{name} {p}P{d}D"] = simulate(split).step_s / simulate(_nodes(model, p, d, "both", "both")).step_s
+            split = simulate(_nodes(model, p, d, "prefill", "decode")).step_s
+            whole = simulate(_nodes(model, p, d, "both", "both")).step_s
+            found[f"{name} {p}P{d}D"] = split / whole
+            if name == "32B":
+                found |= {f"32B undivided, {p} H800 + {d} H20 nodes": whole, f"32B divided, {p}P{d}D": split}
     return found
 
 

@@ -61,11 +61,12 @@ def tenants() -> dict[str, float]:
     per_hour = {"shared": TENANTS * STEPS / shared.now, "alone": STEPS / alone.now}
     first = max(run.steps[0].batch - run.steps[0].asked for run in shared.runs)
     per_hour["together"] = TENANTS / (first + TENANTS * update)
-    busy = {"shared": _utilisation(shared), "alone": _utilisation(alone)}
+    used = {"shared": _computing(shared), "alone": _computing(alone)}
+    idle = {"shared": _idle(shared), "alone": _idle(alone)}
     return {
         "tenants: steps per hour over one after another": per_hour["shared"] / per_hour["alone"],
-        "tenants: utilisation over one after another": busy["shared"] / busy["alone"],
-        "tenants: idle time": (1 - busy["shared"]) / (1 - busy["alone"]),
+        "tenants: utilisation over one after another": used["shared"] / used["alone"],
+        "tenants: idle time": idle["shared"] / idle["alone"],
         "tenants: end-to-end time of 32": per_hour["alone"] / per_hour["shared"],
         "tenants: without asynchrony": per_hour["together"] / per_hour["shared"],
         "tenants: without a shared rollout, too": per_hour["alone"] / per_hour["shared"],
@@ -79,8 +80,15 @@ def _cluster(count: int) -> Cluster:
     return cluster
 
 
-def _utilisation(cluster: Cluster) -> float:
-    """Share of the time of all NPUs in which they compute, engines by the share of their full batch."""
-    engines, trainer = SCENARIO.pools[0].gpus, SCENARIO.trainer.gpus
-    generating = float(cluster.world.totals.busy.mean()) / cluster.now * engines
-    return (generating + cluster.trainer_busy / cluster.now * trainer) / (engines + trainer)
+def _computing(cluster: Cluster) -> float:
+    """Share of the time of all NPUs in which they compute, and do not wait for a host."""
+    engines, trainer = SCENARIO.pools[0], SCENARIO.trainer.gpus
+    generating = cluster.world.totals.computing * engines.tensor_parallel
+    return (generating + cluster.trainer_busy * trainer) / (cluster.now * (engines.gpus + trainer))
+
+
+def _idle(cluster: Cluster) -> float:
+    """Share of the time of all NPUs in which nothing was asked of them."""
+    engines, trainer = SCENARIO.pools[0], SCENARIO.trainer.gpus
+    generating = float(cluster.world.totals.busy.sum()) * engines.tensor_parallel
+    return 1.0 - (generating + cluster.trainer_busy * trainer) / (cluster.now * (engines.gpus + trainer))

@@ -22,6 +22,7 @@ from sim.config import (
 
 FITTED = Efficiency(
     iteration=0.004,
+    parallel=0.004,
     train=0.193,
     train_fixed=40.0,
 )
@@ -140,6 +141,11 @@ SWE_STEP = Scenario(
 """The step that is published in its parts."""
 
 
+BATCH = 512
+"""Trajectories of a step, and environments: ROLL, on which the published systems are built, keeps one environment for
+each trajectory of a batch (`num_env_groups` x `group_size`), whatever alpha is."""
+
+
 def chain(model: str, gpus: int = 128) -> dict[str, Scenario]:
     """The five systems on as many GPUs: a quarter trains."""
     base = Scenario(
@@ -153,7 +159,8 @@ def chain(model: str, gpus: int = 128) -> dict[str, Scenario]:
         mode="sync_plus",
         affinity=False,
         groups_per_step=64,
-        steps=6,
+        max_concurrent=BATCH,
+        steps=8,
         warmup=2,
     )
     sync = change(base, mode="sync", reward=RewardSection(type="dedicated", slots=16))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rl.account import Account
 from rl.ledger import Ledger
+from rl.placement import HardwareClass
 from rl.records import Record
 from sim.cluster import Cluster
-from sim.config import Redundancy
+from sim.config import PoolSection, Redundancy
+from sim.run import Run
 from tests.sim.scenes import VARIED, scenario
 
 STEPS = 6
@@ -67,6 +70,37 @@ def test_spares_replace_failed_members_without_a_second_run(monkeypatch):
     cluster, account = watched(monkeypatch, domain=often, alpha=1, redundancy=Redundancy(extra_members=3))
     assert not account.findings and len(account.trained) == STEPS * 4
     assert cluster.world.totals.failed > 0
+
+
+def test_turns_go_where_the_router_sends_them(monkeypatch):
+    """Through the router of the running system nothing is lost either, and engines that are full make turns wait."""
+    pools = (PoolSection(hardware="H800", gpus=2, hardware_class=HardwareClass.COMPUTE_GPU, max_sequences=3),)
+    cluster, account = watched(monkeypatch, domain=FAILING, alpha=1, routing="turn", pools=pools)
+    free, _ = watched(monkeypatch, domain=FAILING, alpha=1, routing="turn")
+    assert not account.findings and len(account.trained) == STEPS * 4
+    assert cluster.now > 1.2 * free.now, "three turns at once on an engine, and nothing waited"
+    router = cluster.world.routing.router
+    playing = set(np.flatnonzero(cluster.world.slots.phase).tolist())
+    assert {int(request.id) for request, _ in router._waiting} <= playing
+    assert all(router.running(str(engine)) <= 3 for engine in range(2))
+
+
+def test_environments_are_shared_between_tenants():
+    crowded = scenario(alpha=1, tenants=3, max_concurrent=24)
+    cluster = Cluster(crowded, steps=4)
+    most = 0
+    for until in np.arange(5.0, 2000.0, 5.0):
+        cluster.simulate(until)
+        most = max(most, int((cluster.world.slots.phase != 0).sum()))
+    assert most == 24 and [len(run.steps) for run in cluster.runs] == [4, 4, 4]
+
+
+def test_a_batch_is_asked_for_only_when_there_may_be_one(monkeypatch):
+    """What `Selection.missing` says is never too much: asked at every end of a group, the run is the same."""
+    lazy, _ = watched(monkeypatch, alpha=2, domain=FAILING)
+    monkeypatch.setattr(Run, "_may_be_enough", lambda self: True)
+    eager, _ = watched(monkeypatch, alpha=2, domain=FAILING)
+    assert lazy.runs[0].steps == eager.runs[0].steps
 
 
 def test_tenants_share_engines_and_trainer_fairly():

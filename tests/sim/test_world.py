@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sim.cluster import Cluster
 from sim.config import Latency, RewardSection
 from sim.engines import PROMPT_SHARE
+from sim.rewards import Rewards
 from sim.simulate import simulate
 from tests.sim.scenes import STEADY, VARIED, scenario
 
@@ -80,3 +83,37 @@ def test_dedicated_rewards_queue_and_functions_do_not():
     free = simulate(scenario(slow, alpha=0, mode="sync_plus", reward=RewardSection(cold_start=0.5)))
     assert queued.rollout_s >= 16 * 5.0 > free.rollout_s
     assert 0.5 < queued.reward_utilisation <= 1.0
+
+
+@given(
+    calls=st.lists(st.lists(st.tuples(st.floats(0, 9), st.floats(0.1, 20)), min_size=1, max_size=8), max_size=8),
+    keep=st.floats(5, 50),
+)
+def test_functions_are_warm_as_one_after_another_would_find_them(calls, keep):
+    """Against the plain definition: of what was idle before this call, that which waited longest."""
+    ours, idle, cold = Rewards(RewardSection(cold_start=2.0, keep_warm=keep)), [], 0
+    for number, call in enumerate(calls):
+        asked, work = (np.array(column) for column in zip(*sorted(call), strict=True))
+        asked, new = asked + 10 * number, []
+        found = ours.ends(asked, work)
+        idle = [moment for moment in sorted(idle) if moment >= asked[0] - keep]
+        for at, seconds, end in zip(asked, work, found, strict=True):
+            warm = bool(idle) and idle[0] <= at
+            if warm:
+                idle.pop(0)
+            cold += not warm
+            assert end == pytest.approx(at + seconds + (0.0 if warm else 2.0))
+            new.append(float(end))
+        idle += new
+    assert ours.cold_starts == cold
+
+
+@pytest.mark.parametrize("at_once, off", [(2, 0.05), (4, 0.08)])
+def test_turns_that_are_played_as_one_take_about_as_long(at_once, off):
+    """On engines that are overloaded by trajectories that all do the same at the same time, which is the worst case."""
+    long = STEADY.model_copy(update={"turns": (40, 40), "prefix_hit": 0.8, "observation_tokens": 400})
+    base = scenario(long, alpha=1, groups_per_step=32, steps=5)
+    one, many = simulate(base), simulate(base.model_copy(update={"turns_at_once": at_once}))
+    assert many.step_s == pytest.approx(one.step_s, rel=off)
+    assert many.tokens_per_s * many.step_s == pytest.approx(one.tokens_per_s * one.step_s, rel=1e-6)
+    assert many.engine_idle == pytest.approx(one.engine_idle, abs=0.05)
