@@ -52,6 +52,10 @@ class WeightStore:
             return cls(truth)
         return cls(truth, MooncakeShelf(section, section.lend_mb << 20 if lend else 0))
 
+    def beside(self) -> WeightStore:
+        """The same shelves for another run: the fast one has room for the newest versions of each."""
+        return WeightStore(self._truth, self._fast)
+
     def push(self, key_prefix: str, directory: Path) -> str:
         """A version's directory, complete in S3 when this returns; the sha256 of its manifest. Raises StoreError."""
         sha = push_directory(self._truth, key_prefix, directory)

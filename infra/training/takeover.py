@@ -34,6 +34,14 @@ from rl.records import StateRef, Step
 
 log = logging.getLogger(__name__)
 
+TRAINER = "trainer-"
+"""How the names of those begin who write to a log as trainers."""
+
+
+def writer() -> str:
+    """The name of this process."""
+    return f"{TRAINER}{socket.gethostname()}-{os.getpid()}"
+
 
 class Takeover:
     """One run, fenced. What is pulled from the store lies below `cache`."""
@@ -41,7 +49,7 @@ class Takeover:
     def __init__(self, config: RunConfig, store: ObjectStore, cache: Path) -> None:
         """Raises Fenced, LogCorrupt or a StoreError."""
         self.config, self.store, self._cache = config, store, cache
-        self.commits = CommitLog(store, config.prefix, f"trainer-{socket.gethostname()}-{os.getpid()}")
+        self.commits = CommitLog(store, config.prefix, writer())
         self.buffer = SampleBuffer(store, config.prefix)
         self.fence = self.commits.fence()
         self.version = self.commits.ledger.newest_full

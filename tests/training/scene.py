@@ -43,9 +43,7 @@ class NoteTaker:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 name = self.path.rpartition("/")[2]
                 taker.calls.append((name, body))
-                taker.react(name, body)
-                waiting = taker.answers.get(name, [])
-                code = waiting.pop(0) if waiting else 200
+                code = taker.answer(self.headers.get("Authorization"), name, body)
                 error = {"error": "fenced" if code == 403 else "told to", "detail": "told to"}
                 answer = json.dumps({} if code == 200 else error).encode()
                 self.send_response(code)
@@ -59,6 +57,12 @@ class NoteTaker:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def answer(self, key: str | None, name: str, body: dict[str, Any]) -> int:
+        """The status of the answer to a call with this key."""
+        self.react(name, body)
+        waiting = self.answers.get(name, [])
+        return waiting.pop(0) if waiting else 200
 
     @property
     def names(self) -> list[str]:
