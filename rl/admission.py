@@ -9,11 +9,12 @@ Invariants
 - Work conserving and first come, first served: when a place is free, the first of those that could take it has it. A
   domain that is full holds up no other.
 - Never more than `WAITING` times its limit of a domain, or of a tenant, wait.
+- What an end costs does not depend on how many wait: only the first ones of the domains of its tenant are looked at.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -31,7 +32,9 @@ class Admission:
     tenants: Mapping[str, int] = field(default_factory=dict)
     domains: Mapping[tuple[str, str], int] = field(default_factory=dict)
     running: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    _waiting: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _waiting: dict[str, dict[str, OrderedDict[int, int]]] = field(default_factory=dict)
+    """By tenant and domain: tickets, in order of arrival, with the number of their arrival."""
+    _arrivals: int = 0
     _queued: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def submit(self, ticket: int, tenant: str, domain: str) -> bool:
@@ -42,27 +45,41 @@ class Admission:
         for name, key, limit in self._limits(tenant, domain):
             if self._queued[key] >= WAITING * limit:
                 raise TooMany(f"{name}: {limit} generations run and {self._queued[key]} wait, which is as many as may")
-        self._waiting[ticket] = (tenant, domain)
+        self._arrivals += 1
+        self._waiting.setdefault(tenant, {}).setdefault(domain, OrderedDict())[ticket] = self._arrivals
         self._queued.update([(tenant,), (tenant, domain)])
         return False
 
     def leave(self, ticket: int, tenant: str, domain: str) -> list[int]:
         """It ended, or waits no more; the tickets of those that run now."""
-        if ticket in self._waiting:
-            self._forget(ticket)
+        if ticket in self._waiting.get(tenant, {}).get(domain, ()):
+            self._forget(ticket, tenant, domain)
             return []
         self.running.subtract([(tenant,), (tenant, domain)])
-        started = []
-        for waiting, (of_tenant, of_domain) in list(self._waiting.items()):
-            if self._fits(of_tenant, of_domain):
-                self._forget(waiting)
-                self._start(of_tenant, of_domain)
-                started.append(waiting)
+        started: list[int] = []
+        while (first := self._first(tenant)) is not None:
+            waiting, of_domain = first
+            self._forget(waiting, tenant, of_domain)
+            self._start(tenant, of_domain)
+            started.append(waiting)
         return started
+
+    def _first(self, tenant: str) -> tuple[int, str] | None:
+        """The ticket of this tenant, with its domain, that waits longest of those that can run."""
+        heads = [
+            (number, ticket, domain)
+            for domain, queue in self._waiting.get(tenant, {}).items()
+            if self._fits(tenant, domain)
+            for ticket, number in (next(iter(queue.items())),)
+        ]
+        if not heads:
+            return None
+        _, ticket, domain = min(heads)
+        return ticket, domain
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(len(queue) for domains in self._waiting.values() for queue in domains.values())
 
     def _limits(self, tenant: str, domain: str) -> Iterator[tuple[str, tuple[str, ...], int]]:
         if tenant in self.tenants:
@@ -76,6 +93,11 @@ class Admission:
     def _start(self, tenant: str, domain: str) -> None:
         self.running.update([(tenant,), (tenant, domain)])
 
-    def _forget(self, ticket: int) -> None:
-        tenant, domain = self._waiting.pop(ticket)
+    def _forget(self, ticket: int, tenant: str, domain: str) -> None:
+        queues = self._waiting[tenant]
+        del queues[domain][ticket]
+        if not queues[domain]:
+            del queues[domain]
+        if not queues:
+            del self._waiting[tenant]
         self._queued.subtract([(tenant,), (tenant, domain)])

@@ -12,9 +12,7 @@ from rl.admission import WAITING, Admission, TooMany
 
 TENANTS, DOMAINS = ("a", "b"), ("x", "y")
 limits = st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 3), max_size=2)
-places = st.dictionaries(
-    st.tuples(st.sampled_from(TENANTS), st.sampled_from(DOMAINS)), st.integers(1, 2), max_size=4
-)
+places = st.dictionaries(st.tuples(st.sampled_from(TENANTS), st.sampled_from(DOMAINS)), st.integers(1, 2), max_size=4)
 moves = st.lists(
     st.one_of(st.tuples(st.sampled_from(TENANTS), st.sampled_from(DOMAINS)), st.integers(0, 30)), max_size=60
 )
@@ -63,3 +61,21 @@ def test_too_many_are_sent_away_by_name() -> None:
     assert admission.submit(100, "a", "y") and admission.leave(3, "a", "x") == []
     assert not admission.submit(101, "a", "x")
     assert admission.leave(0, "a", "x") == [1]
+
+
+def test_an_end_looks_at_the_first_of_each_domain_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands wait when all engines go on at once, and each that ends frees one place."""
+    admission = Admission(tenants={"a": 1000})
+    for ticket in range(17_000):
+        admission.submit(ticket, "a", f"d{ticket % 4}")
+    looks = 0
+    fits = Admission._fits
+
+    def counting(self: Admission, tenant: str, domain: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return fits(self, tenant, domain)
+
+    monkeypatch.setattr(Admission, "_fits", counting)
+    assert [admission.leave(ticket, "a", f"d{ticket % 4}") for ticket in range(100)] == [[1000 + n] for n in range(100)]
+    assert looks == 100 * 8, "once for each domain to find the first, and once to find that nothing more runs"
