@@ -113,6 +113,23 @@ async def test_equal_problems_are_equal_and_splits_share_no_task() -> None:
     assert names["heldout"] <= {task.name for task in tasks() if in_split(task.name, "heldout")}
 
 
+async def test_the_knobs_take_shorter_tasks_and_show_more_of_the_tests() -> None:
+    lines = {task.name: len(task.solution.strip().splitlines()) for task in tasks()}
+    drawn: dict[int, set[str]] = {}
+    for longest in (2, 6, 40):
+        environment = CodeTests(longest=longest)
+        drawn[longest] = set()
+        for seed in range(300):
+            await environment.reset(problem(seed))
+            drawn[longest].add(str(environment.fingerprint()))
+        assert max(lines[name] for name in drawn[longest]) <= longest
+    hardest = [max(lines[name] for name in found) for found in drawn.values()]
+    assert hardest == sorted(set(hardest)), "each step up brings longer tasks"
+    for examples in (0, 1, 3):
+        (opening,) = await CodeTests(examples=examples).reset(problem(1))
+        assert opening.content.count("\nassert ") == examples
+
+
 async def test_hidden_tests_stay_hidden_until_the_end_and_after_it() -> None:
     """Neither the messages nor what ends up in the trajectory's info has any of them, unless the reward needs them."""
     environment = CodeTests()
