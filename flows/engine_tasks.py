@@ -75,7 +75,8 @@ class EngineTasks:
     def _start_proxy(self) -> None:
         engine = self._config.engine
         port = int(self._url.rsplit(":", 1)[1])
-        arguments = (self._run, dumps(self._config), "127.0.0.1", port, str(self._work_dir), self._keys, self._service)
+        host = self._config.pools.host
+        arguments = (self._run, dumps(self._config), host, port, str(self._work_dir), self._keys, self._service)
         if engine.embedded:
             (where,) = engine.counts
             self._proxy = self._submit("serve", HardwareClass(where), serve_engine, *arguments)

@@ -62,7 +62,7 @@ class Session:
     ):
         self.config, self.log, self.client, self.address, self.console = config, log, client, address, console
         self.work_dir: Path = Home.default().run(config) / part
-        self.proxy_url = f"http://127.0.0.1:{free_port(set())}"
+        self.proxy_url = f"http://{config.pools.host}:{free_port(set())}"
         self.keys = Keys.random()
         self.key = install(client, config, self.proxy_url, Home.default().cache, self.keys.rollout)
         self.config_file = self._write("config", config)

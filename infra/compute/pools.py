@@ -13,14 +13,19 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import monotonic, sleep
 from urllib.parse import urlsplit
 
 import dask
-from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed import Client, Scheduler, SpecCluster
+from distributed.security import Security
 
+from infra.compute.certificate import certificate, on_machines
+from infra.compute.workers import Workers, local_workers, slurm_workers, ssh_workers
 from rl.config.infrastructure import LocalPools, SchedulerPools
+from rl.config.pools import Pools, SlurmPools, SSHPools
 from rl.errors import ConfigError, DeadlineExceeded
 from rl.placement import HardwareClass
 
@@ -40,29 +45,44 @@ SETTINGS = {
 
 
 @contextmanager
-def cluster(pools: LocalPools | SchedulerPools, start_s: float) -> Iterator[str]:
-    """The scheduler address of these pools; a local cluster is started for the duration."""
+def cluster(pools: Pools, start_s: float) -> Iterator[str]:
+    """The scheduler address of these pools; a cluster that is not there yet is started for the duration. Raises
+    ConfigError, MachineUnreachable, DeadlineExceeded."""
     if isinstance(pools, SchedulerPools):
         check_address(pools.address)
         yield pools.address
         return
     logging.getLogger("distributed").setLevel(logging.ERROR)  # its INFO is one line per connection
-    with dask.config.set(SETTINGS):
-        try:
-            local = SpecCluster(
-                workers=_local_workers(pools),
-                scheduler={
-                    "cls": Scheduler,
-                    "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"},
-                },
-                silence_logs=logging.ERROR,
-            )
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"pools: the local Dask cluster did not start within {start_s:.0f} s") from error
-        try:
-            yield local.scheduler_address
-        finally:
-            local.close(timeout=start_s)
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set(SETTINGS))
+        if isinstance(pools, LocalPools):
+            workers, security = local_workers(pools), None
+        else:
+            made = stack.enter_context(certificate(Path(pools.shared) if isinstance(pools, SlurmPools) else None))
+            security = made.security
+            workers = local_workers(pools.here, pools.host, security)
+            if isinstance(pools, SSHPools):
+                workers |= ssh_workers(pools)
+                stack.enter_context(on_machines(pools, made))
+            else:
+                workers |= slurm_workers(pools, security)
+        yield stack.enter_context(_started(workers, pools.host, security, start_s))
+
+
+@contextmanager
+def _started(workers: Workers, host: str, security: Security | None, start_s: float) -> Iterator[str]:
+    """The address of a scheduler in this process, with these workers."""
+    options = {"host": host, "port": 0, "dashboard_address": "127.0.0.1:0"}
+    secure = {} if security is None else {"security": security, "protocol": "tls://"}
+    scheduler = {"cls": Scheduler, "options": options | secure}
+    try:
+        cluster = SpecCluster(workers=workers, scheduler=scheduler, security=security, silence_logs=logging.ERROR)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"pools: the Dask cluster did not start within {start_s:.0f} s") from error
+    try:
+        yield cluster.scheduler_address
+    finally:
+        cluster.close(timeout=start_s)
 
 
 @contextmanager
@@ -121,30 +141,3 @@ def check_address(address: str) -> None:
         raise ConfigError(
             f"pools.address: {address!r} is plain tcp to another machine; use tls:// with Dask's TLS settings"
         )
-
-
-def _local_workers(pools: LocalPools) -> dict[str, dict]:
-    """One process per hardware class: a class is a kind of machine, and its stages share that process."""
-    amounts = {
-        HardwareClass.COMPUTE_GPU: pools.compute_gpu,
-        HardwareClass.BANDWIDTH_GPU: pools.bandwidth_gpu,
-        HardwareClass.CPU: pools.cpu,
-        HardwareClass.LAMBDA: pools.lambda_,
-    }
-    return {
-        name.value: {
-            "cls": Nanny,
-            "options": {
-                "host": "127.0.0.1",
-                "nthreads": amount,
-                "resources": {name.value: amount},
-                "memory_limit": 0,
-                "dashboard": False,
-                # A failed stage is told by name where it is watched; Dask would print its traceback here as well.
-                "silence_logs": logging.CRITICAL,
-                "env": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            },
-        }
-        for name, amount in amounts.items()
-        if amount
-    }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl.config.base import Name, Section
+
+LOOPBACK = "127.0.0.1"
+GpuClass = Literal["compute_gpu", "bandwidth_gpu"]
 
 
 class LocalPools(Section):
@@ -21,6 +24,33 @@ class LocalPools(Section):
     """Environments running at once, in one worker process."""
     lambda_: Annotated[int, Field(ge=1, alias="lambda")] = 16
     """Rewards scored at once, in one worker process."""
+    devices: dict[GpuClass, tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]] = Field(default_factory=dict)
+    """GPUs that each slot of a class sees, as nvidia-smi counts them: {compute_gpu: [[0, 1]], bandwidth_gpu: [[2]]}.
+    The slots of a class that is left away see all of them."""
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        for name, seen in self.devices.items():
+            if len(seen) != (slots := getattr(self, name)):
+                raise ValueError(
+                    f"devices.{name} names the GPUs of {len(seen)} slots, but {name} is {slots}; give one list for each"
+                )
+        return self
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """By hardware class."""
+        return {
+            "compute_gpu": self.compute_gpu,
+            "bandwidth_gpu": self.bandwidth_gpu,
+            "cpu": self.cpu,
+            "lambda": self.lambda_,
+        }
+
+    @property
+    def host(self) -> str:
+        """Where the proxy listens."""
+        return LOOPBACK
 
 
 class SchedulerPools(Section):
@@ -30,6 +60,14 @@ class SchedulerPools(Section):
     type: Literal["scheduler"] = "scheduler"
     address: Annotated[str, Field(pattern=r"^(tcp|tls)://.+:\d+$")]
     """Such as tls://scheduler:8786. Plain tcp is accepted on loopback only."""
+    host: str = LOOPBACK
+    """Address at which engines on other machines reach the proxy, which runs on a worker of the class cpu: the machine
+    that has them all. Leave it away where everything is on one machine."""
+
+    @property
+    def slots(self) -> None:
+        """Not known before the scheduler is asked."""
+        return None
 
 
 class StoreSection(Section):

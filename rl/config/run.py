@@ -16,15 +16,16 @@ from rl.advantages.registry import BUILT_IN
 from rl.config.base import Name, Section
 from rl.config.engine import EngineSection, HFEngineSection, check_engine
 from rl.config.infrastructure import (
+    LOOPBACK,
     LocalPools,
     MooncakeWeights,
     RestartSection,
     S3Weights,
-    SchedulerPools,
     StoreSection,
     TrackingSection,
 )
 from rl.config.model import ModelSection, ServiceModel, TinyModel
+from rl.config.pools import Pools
 from rl.config.retention import RetentionSection
 from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
 from rl.config.training import TrainingSection
@@ -65,7 +66,7 @@ class RunConfig(Section):
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
     engine: EngineSection = HFEngineSection()
-    pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
+    pools: Pools = LocalPools()
     serverless: Annotated[LocalFunctions | LambdaFunctions, Field(discriminator="type")] | None = None
     """Where rewards with the `@serverless` mark run; None runs them, as all others, on the workers of the class
     `lambda`."""
@@ -97,24 +98,29 @@ class RunConfig(Section):
                 f"model.source: the base of service {self.model.source.name!r} is everybody's and stays as it is; set "
                 f"model.lora, and leave model.warmstart away"
             )
-        if isinstance(self.pools, LocalPools):
+        if (slots := self.pools.slots) is not None:
             members = self.policy.buffer_groups * self.training.group_size
-            if self.pools.cpu < self.training.group_size:
+            if slots["cpu"] < self.training.group_size:
                 raise ValueError(
-                    f"pools.cpu ({self.pools.cpu}) is below training.group_size "
+                    f"pools.cpu ({slots['cpu']}) is below training.group_size "
                     f"({self.training.group_size}): no group could run; raise it, up to {members} are used"
                 )
             for name, engines in self.engine_slots.items():
                 trains = name == "compute_gpu"
-                if (given := getattr(self.pools, name)) < engines + trains:
+                if (given := slots[name]) < engines + trains:
                     users = [f"{engines} engine{'s' * (engines > 1)}"] * bool(engines) + ["the trainer"] * trains
                     users[0] += " (one for evaluation.every)" * (self.engine.counts.get(name, 0) < engines)
                     raise ValueError(
                         f"pools.{name} ({given}) is below {engines + trains}, but {' and '.join(users)} run there; "
                         f"set it to {engines + trains}"
                     )
-            if self.pools.compute_gpu < 1:
+            if slots["compute_gpu"] < 1:
                 raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
+        if self.pools.host != LOOPBACK and self.engine.embedded:
+            raise ValueError(
+                f"pools.host ({self.pools.host}) is for engines on other machines, but the engine is within the proxy; "
+                f"set engine.instances to {{bandwidth_gpu: 1}} or more"
+            )
         if self.training.group_size * self.training.groups_per_step % self.training.processes:
             raise ValueError(
                 f"training.processes ({self.training.processes}) does not divide the batch of "

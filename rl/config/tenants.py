@@ -18,12 +18,12 @@ from rl.config.infrastructure import (
     MooncakeWeights,
     RestartSection,
     S3Weights,
-    SchedulerPools,
     StoreSection,
     TrackingSection,
 )
 from rl.config.load import validate
 from rl.config.model import LoraSection, ModelSection, ServiceModel
+from rl.config.pools import Pools
 from rl.config.retention import RetentionSection
 from rl.config.rewards import JudgeSection, LambdaFunctions, LocalFunctions
 from rl.config.run import SERVICES, RunConfig, service_prefix
@@ -75,7 +75,7 @@ class ServiceConfig(Section):
     rollout: RolloutSection = RolloutSection()
     """Limits of one sequence in the engines, and what the warm start samples with; jobs bring their own."""
     engine: EngineSection = HFEngineSection()
-    pools: Annotated[LocalPools | SchedulerPools, Field(discriminator="type")] = LocalPools()
+    pools: Pools = LocalPools()
     serverless: Annotated[LocalFunctions | LambdaFunctions, Field(discriminator="type")] | None = None
     """As of a run."""
     judge: JudgeSection | None = None
@@ -92,9 +92,10 @@ class ServiceConfig(Section):
         if self.model.lora is not None:
             raise ValueError("model.lora: the service trains no adapter of its own; remove it, each job brings one")
         engines = self.engine.counts.get("compute_gpu", 0)
-        if isinstance(self.pools, LocalPools) and self.pools.compute_gpu < engines + self.trainers:
+        slots = self.pools.slots
+        if slots is not None and slots["compute_gpu"] < engines + self.trainers:
             raise ValueError(
-                f"pools.compute_gpu ({self.pools.compute_gpu}) is below {engines + self.trainers}, but {engines} "
+                f"pools.compute_gpu ({slots['compute_gpu']}) is below {engines + self.trainers}, but {engines} "
                 f"engines and {self.trainers} trainers run there; set it to {engines + self.trainers}"
             )
         validate(self._host_tree(), f"service {self.name}")
