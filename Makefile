@@ -22,7 +22,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
-.PHONY: install sandbox demo test test-runs test-servers test-vllm test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm clean
+.PHONY: install sandbox demo test test-runs test-servers test-vllm test-fast test-full lint types contracts smollm2 ministack bfcl environments agents rdma vllm docs clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -141,6 +141,10 @@ vllm: $(VLLM)
 $(VLLM): infra/engines/vllm-cpu.lock $(wildcard infra/engines/plugin/*.toml infra/engines/plugin/*/*.py) $(STAMP)
 	$(BIN)/rollmill engine install --cpu $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 	@touch $@
+
+# The pages of docs/ as a site, in build/site.
+docs: install
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,161 @@
+"""Every command in README and docs/ is one: it exists, takes what it is given, and runs where it needs no cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from flows.cli import app
+from tests.docs.commands import ROOT, Command, commands
+from tests.flows.conftest import Rollmill, rollmill  # noqa: F401  the fixture
+
+ALL = commands()
+TREE = get_command(app)
+
+
+def of(*words: str, whole: bool | None = None) -> list[Command]:
+    found = [c for c in ALL if c.words[: len(words)] == words]
+    return [c for c in found if whole is None or c.whole == whole]
+
+
+def each(found: Sequence[Command]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("command", found, ids=str)
+
+
+def reached(words: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command that these words reach, and what is left for it."""
+    node, left = TREE, list(words)
+    while hasattr(node, "commands") and left and not left[0].startswith("-"):
+        assert left[0] in node.commands, f"there is no command {left[0]!r} of {node.name!r}"
+        node = node.commands[left.pop(0)]
+    return node, left
+
+
+def test_pages_tell_commands() -> None:
+    assert len(of("rollmill", whole=True)) > 40 and len(of("python", "-m")) > 10 and len(of("make")) > 5
+
+
+@each(of("rollmill", whole=True))
+def test_a_whole_command_takes_what_it_is_given(command: Command) -> None:
+    node, left = reached(command.words[1:])
+    if "--help" not in left and not (hasattr(node, "commands") and not left):
+        node.make_context(node.name, left)  # raises UsageError
+
+
+@each(of("rollmill", whole=False))
+def test_a_mentioned_command_exists_with_its_options(command: Command) -> None:
+    node, left = reached(command.words[1:])
+    known = {option for parameter in node.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    for word in left:
+        assert not word.startswith("--") or word.partition("=")[0] in {*known, "--help"}, word
+
+
+@each(of("make"))
+def test_a_target_of_make_exists(command: Command) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for word in command.words[1:]:
+        assert word in targets or "=" in word or word.startswith("-"), f"make has no target {word}"
+
+
+@each(of("python", "-m"))
+def test_a_module_exists_with_its_options(command: Command) -> None:
+    module, *left = command.words[2:]
+    if module == "benchmarks.<name>":
+        module = "benchmarks.buffer"
+    spec = find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    assert spec.origin is not None
+    text = Path(spec.origin).read_text()
+    main = Path(spec.origin).with_name("__main__.py")
+    text += main.read_text() if main.exists() else ""
+    for word in left:
+        assert not word.startswith("--") or word in text, f"{module} has no option {word}"
+
+
+@each(of("pip", "install"))
+def test_an_extra_exists(command: Command) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for word in command.words[2:]:
+        for names in re.findall(r"rollmill\[([^\]]+)\]", word):
+            assert set(names.split(",")) <= extras.keys(), word
+
+
+RUN = (
+    "rollmill --help",
+    "rollmill presets",
+    "rollmill train calculator --dry-run",
+    "rollmill env list",
+    "rollmill init my-project",
+)
+
+
+@pytest.mark.slow
+def test_what_needs_no_server_runs(tmp_path: Path) -> None:
+    told = {" ".join(c.words) for c in ALL}
+    for line in RUN:
+        assert line in told, f"{line} is told nowhere any more"
+        command = [sys.executable, "-m", "flows.cli", *line.split()[1:]]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
+
+
+APART = ("demo", "up", "down", "doctor", "init", "engine", "env", "rewards", "train", "serve", "tenants", "simulate")
+"""Commands with tests of their own, or that need what a run has not."""
+EMPTY = "no such samples"
+
+
+@pytest.mark.full
+@pytest.mark.server
+@pytest.mark.timeout(1500)
+def test_every_command_about_a_run_runs_on_one(rollmill: Rollmill, tmp_path: Path) -> None:  # noqa: F811
+    import yaml
+
+    from flows.configure import PRESETS
+
+    tree = yaml.safe_load((PRESETS / "frozen_lake.yaml").read_text())
+    tree |= {"name": "my-run", "pools": {"type": "local", "cpu": 64, "lambda": 8}, "evaluation": {"problems": 8}}
+    tree["training"] |= {"steps": 3, "groups_per_step": 4, "group_size": 4}
+    config = tmp_path / "my-run.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    code, output = rollmill("train", str(config))
+    assert code == 0, output
+    code, listed = rollmill("samples", "ls", str(config), "--trained")
+    uid = re.search(r"^ *(\d+\.\d+) ", listed, re.MULTILINE)
+    assert code == 0 and uid is not None, listed
+    known = {
+        "my-run.yaml": str(config),
+        "12.0": uid[1],
+        "42": "1",
+        "3": "0",
+        "all.parquet": str(tmp_path / "all.parquet"),
+    }
+    ran = 0
+    for at, command in enumerate(of("rollmill", whole=True)):
+        words = [known.get(word, word) for word in command.words[1:]]
+        if words[0] in APART or str(config) not in words or "rollback" in words:
+            continue
+        if "--to" in words and "export" in words and words[0] != "samples":
+            words[words.index("--to") + 1] = str(tmp_path / f"out-{at}")
+        code, output = rollmill(*words)
+        assert code == 0 or (code == 2 and EMPTY in output), f"{command}:\n{output}"
+        ran += 1
+    assert ran >= 12
+    code, output = rollmill("versions", "rollback", str(config), "1")
+    assert code == 0, output
