@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 from flows.reference import configuration_page, troubleshooting_page
 from flows.sizing import tables
 from rl.config.run import RunConfig
+from rl.config.tenants import Job, ServiceConfig
 
 HERE = Path(__file__).parent
 OPENING = (
@@ -21,8 +22,12 @@ OPENING = (
     "`--set domains.0.weight=2`. Where a section has a `type`, that field chooses among the variants below. Unknown "
     "fields are errors, and a mistake is one line that names field, value and mend."
 )
+SERVICE = "A service for many tenants: what `rollmill tenants serve` reads."
+JOB = "What a tenant hands in: what `rollmill tenants submit` reads. Sections that are not here are the service's."
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": lambda: configuration_page(RunConfig, "Configuration", OPENING),
+    "configuration_tenants.md": lambda: configuration_page(ServiceConfig, "Configuration of a service", SERVICE),
+    "configuration_jobs.md": lambda: configuration_page(Job, "Configuration of a job", JOB),
     "troubleshooting.md": lambda: troubleshooting_page(yaml.safe_load((HERE / "mends.yaml").read_text())),
 }
 

@@ -103,3 +103,11 @@ def test_settings_are_compared(here: Rollmill, tmp_path: Path) -> None:
     small = {"STEPS": 3, "SCALE": 0.005, "OVERRIDES": [SMALL_POOLS, "training.group_size=4"], "VARIANTS": variants}
     notebook = execute("alpha_and_redundancy", tmp_path, small)
     assert pictures(notebook) == 4
+
+
+@pytest.mark.full
+@pytest.mark.server
+@pytest.mark.timeout(1200)
+def test_tenants_share_a_base(here: Rollmill, tmp_path: Path) -> None:
+    notebook = execute("tenants", tmp_path, {"STEPS": 2, "TENANTS": ("ann", "bob")})
+    assert pictures(notebook) >= 2
