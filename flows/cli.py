@@ -22,6 +22,7 @@ from flows import (
     profile,
     project,
     rewards,
+    runs,
     samples,
     serve,
     simulate,
@@ -172,6 +173,7 @@ app.command("serve")(serve.serve)
 app.add_typer(environments.app, name="env")
 app.add_typer(engines.app, name="engine")
 app.add_typer(versions.app, name="versions")
+app.add_typer(runs.app, name="runs")
 app.add_typer(samples.app, name="samples")
 app.add_typer(rewards.app, name="rewards")
 app.add_typer(tenant_command.app, name="tenants")

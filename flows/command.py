@@ -61,6 +61,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     from infra.services.supervisor import AUTO, status, up
     from infra.services.supervisor import down as stop
 
+    _end_well_on_signals()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TQDM_DISABLE", "1")
     given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
@@ -75,7 +76,6 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
         except PortInUse as error:
             console.print(f"{error.message}: taking free ports", highlight=False, soft_wrap=True)
             found = up(ports=AUTO, which=wanted)
-        _end_well_on_signals()
         os.environ.update(
             {k: v for k, v in environment(found).items() if k not in os.environ or k.lower() == "no_proxy"}
         )

@@ -21,8 +21,10 @@ from statistics import fmean
 from distributed import Client
 
 from flows.home import Home
-from flows.units import Ended, Unit, group_unit, trajectory_unit
+from flows.tracing import Tracing
+from flows.units import Ended, Unit, submit
 from infra.compute.graphs import GroupGraph, Placements, Stages, play_together
+from infra.compute.staged import StagedGraph
 from infra.proxy.client import ControlClient
 from infra.store.buffer import SampleBuffer
 from infra.store.flights import Flights
@@ -43,6 +45,8 @@ from tasks.score import score
 from tasks.together import pick, together
 
 ABORT_S = 2.0
+TRACES_S = 5.0
+"""For the last traces to reach MLflow."""
 SIZES = 64
 """Groups over which the size is averaged."""
 STAGES = Stages(reset, interact, score, admit, together, pick)
@@ -76,6 +80,7 @@ class Feeder:
         self._tail = Tail()
         self._sizes: deque[float] = deque(maxlen=SIZES)
         """Bytes of the newest groups: what the next ones will take."""
+        self._tracing = Tracing(config, store)
         self._told = False
         self.sealed = self.generated_tokens = 0
         """Groups, and tokens of them, that were sealed from here."""
@@ -146,7 +151,7 @@ class Feeder:
             size_together = size + redundancy.extra_members
             played = play_together(self._client, self._placements, self._run, starts, size_together, serving)
         for uid, problem in starts:
-            graph = GroupGraph(
+            graph = (StagedGraph if config.rollout.unit == "stage" else GroupGraph)(
                 self._client,
                 self._placements,
                 self._run,
@@ -160,12 +165,7 @@ class Feeder:
                 played,
             )
             unit = self._in_flight[uid] = Unit(graph, self._outbox)
-            domain = self._label + problem.domain
-            if config.rollout.unit == "group":
-                group_unit.submit(str(uid), domain, serving, unit)
-            else:
-                for member in graph.members:
-                    trajectory_unit.submit(str(uid), domain, serving, member, unit)
+            submit(config.rollout.unit, str(uid), self._label + problem.domain, serving, unit)
 
     def collect(self, wait_s: float) -> int:
         """Take what ended, and how many groups that were; wait so long when nothing did. Raises TooManyFailures, a
@@ -184,6 +184,7 @@ class Feeder:
         for unit in self._in_flight.values():
             self._cancel(unit.graph)
         self._in_flight.clear()
+        self._tracing.close(TRACES_S)
 
     def leave(self) -> None:
         """The same, and take the run off the workers: its environments close."""
@@ -200,6 +201,7 @@ class Feeder:
             sealed: Sealed = ended.sealed
             self._sealed[ended.uid] = sealed.candidate
             self._sizes.append(sealed.size)
+            self._tracing.note(unit.graph.problem, sealed)
             self.sealed += 1
             self.generated_tokens += sealed.generated_tokens
             self._failures_in_a_row = 0

@@ -113,6 +113,7 @@ def _suspend(order: PauseOrdered) -> State:
     if state is None or not state.state_details.pause_reschedule:  # resuming would tell this process, which ends
         state = Suspended(message="its work was ended; resuming goes on from the newest commit")
         context.client.set_flow_run_state(context.flow_run.id, state, force=True)
+    context.client.update_flow_run_labels(context.flow_run.id, {PID: ""})  # the next process is another one
     raise Pause(state=state)
 
 
@@ -149,7 +150,7 @@ def sign(config: RunConfig, **more: str) -> None:
 def is_gone(flow_run: FlowRun) -> bool:
     """Whether it signed as a process of this machine that no longer lives."""
     labels = flow_run.labels
-    if labels.get(HOST) != socket.gethostname() or labels.get(PID) == str(os.getpid()):
+    if labels.get(HOST) != socket.gethostname() or labels.get(PID) in ("", str(os.getpid())):
         return False
     return Identity(int(labels[PID]), float(labels[BEGAN])).process() is None
 
@@ -163,8 +164,11 @@ def flow_runs(client: SyncPrefectClient, tag: str) -> list[FlowRun]:
 def crash_the_gone(client: SyncPrefectClient, tag: str) -> list[FlowRun]:
     """Mark what is Running and has no process on this machine any more, with its task runs; those flow runs, and those
     that ended otherwise, but so lately that something of them may be left."""
+    context = FlowRunContext.get()
+    this = context.flow_run.id if context is not None and context.flow_run is not None else None
     lately = datetime.now(UTC) - timedelta(seconds=LATELY_S)
-    gone = [r for r in flow_runs(client, tag) if is_gone(r) and (r.end_time is None or r.end_time > lately)]
+    signed = [r for r in flow_runs(client, tag) if r.id != this and is_gone(r)]
+    gone = [r for r in signed if r.end_time is None or r.end_time > lately]
     for flow_run in gone:
         if flow_run.state is None or flow_run.state.type in _OPEN:
             client.set_flow_run_state(flow_run.id, Crashed(message=GONE), force=True)

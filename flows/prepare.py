@@ -33,6 +33,7 @@ RESUMABLE = (
     "weights",
     "retention",
     "tracking",
+    "alerts",
     "deadlines",
     "restarts",
     "engine",
@@ -42,7 +43,7 @@ RESUMABLE = (
 """Fields that a resumed run may change."""
 
 
-LOOKING = ("evaluation", "pools", "engine", "store", "weights", "tracking", "deadlines")
+LOOKING = ("evaluation", "pools", "engine", "store", "weights", "tracking", "alerts", "deadlines")
 """Sections that say how to look at a run, not what it is."""
 
 
@@ -115,7 +116,7 @@ def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:
             f"run {prefix!r} exists in bucket {config.store.bucket!r}; resume it with --resume, or choose another name"
         )
     began = validate(stored, "the run's configuration")  # with what it did not know of at its default
-    changed = sorted(_differences(json.loads(dumps(began)), json.loads(dumps(config))))
+    changed = sorted(differences(json.loads(dumps(began)), json.loads(dumps(config))))
     fixed = [path for path in changed if not any(fnmatch(path, f) or path.startswith(f"{f}.") for f in RESUMABLE)]
     if fixed:
         raise ConfigError(
@@ -124,14 +125,15 @@ def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:
         )
 
 
-def _differences(a: Any, b: Any, path: str = "") -> list[str]:
+def differences(a: Any, b: Any, path: str = "") -> list[str]:
+    """The dotted paths at which two trees differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         return [
             difference
             for key in sorted(a.keys() | b.keys())
-            for difference in _differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+            for difference in differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
         ]
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         pairs = zip(a, b, strict=True)
-        return [d for at, (x, y) in enumerate(pairs) for d in _differences(x, y, f"{path}.{at}")]
+        return [d for at, (x, y) in enumerate(pairs) for d in differences(x, y, f"{path}.{at}")]
     return [] if a == b else [path]

@@ -6,6 +6,7 @@ Invariant: it only reads, and a source that does not answer leaves its cells as 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -20,6 +21,7 @@ from infra.proxy.client import ControlClient
 from infra.store.buffer import SampleBuffer
 from infra.store.errors import StoreError
 from infra.store.log import CommitLog
+from rl.alerts import Alert
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
 from rl.records import Step
@@ -49,6 +51,7 @@ class Progress:
     _looked: float = 0.0
     _printed: float = 0.0
     _live: Live | None = None
+    _alerts: Sequence[Alert] = ()
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -60,8 +63,9 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(*exit)
 
-    def refresh(self) -> None:
+    def refresh(self, alerts: Sequence[Alert] = ()) -> None:
         now = monotonic()
+        self._alerts = alerts
         if now - self._looked < 1.0:
             return
         self._looked = now
@@ -70,7 +74,7 @@ class Progress:
             self._live.update(self._table())
         elif now - self._printed >= LINE_EVERY_S:
             self._printed = now
-            self.console.print("  ".join(f"{name} {value}" for name, value in self._cells()), soft_wrap=True)
+            self.console.print("  ".join(f"{name} {value}" for name, value in self.cells), soft_wrap=True)
 
     def _look(self, now: float) -> None:
         ledger = self.log.sync()
@@ -102,7 +106,9 @@ class Progress:
         with suppress(OSError):
             self._stages = self.client.run_on_scheduler(count_stages)
 
-    def _cells(self) -> list[tuple[str, str]]:
+    @property
+    def cells(self) -> list[tuple[str, str]]:
+        """What there is to say, by name."""
         head = self.log.ledger.head
         metrics = self._step.metrics if self._step else {}
         return [
@@ -119,6 +125,7 @@ class Progress:
             ("reward", f"{metrics['reward']:.3f}" if "reward" in metrics else "-"),
             ("tokens/s", f"{self._tokens_per_s:.0f}"),
             ("left", self._eta()),
+            *((("alerts", ", ".join(a.kind.replace("_", " ") for a in self._alerts)),) if self._alerts else ()),
         ]
 
     def _eta(self) -> str:
@@ -131,7 +138,7 @@ class Progress:
 
     def _table(self) -> Table:
         table = Table(title=f"{self.config.tenant}/{self.config.name}")
-        cells = self._cells()
+        cells = self.cells
         for name, _ in cells:
             table.add_column(name, justify="right")
         table.add_row(*(value for _, value in cells))

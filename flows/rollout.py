@@ -17,6 +17,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.feeder import Feeder
 from flows.flow_runs import ends_with_its_run, sign
 from flows.quiet import quiet_failures
+from flows.units import threads
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.client import ControlClient, ProxyUnavailable
@@ -73,8 +74,8 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
     quiet_failures()
     config = loads(config_file.read_text())
     most = config.training.group_size + max(config.training.group_size, config.rollout.redundancy.extra_members or 0)
-    threads = config.policy.buffer_groups * (1 if config.rollout.unit == "group" else most)
-    runner: Any = ThreadPoolTaskRunner(max_workers=threads + 8)
+    waiting = config.policy.buffer_groups * threads(config.rollout.unit, most)
+    runner: Any = ThreadPoolTaskRunner(max_workers=waiting + 8)
     try:
         rollout.with_options(task_runner=runner)(
             f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url

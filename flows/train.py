@@ -14,24 +14,23 @@ Invariants
 
 from __future__ import annotations
 
-import base64
 from time import monotonic, sleep
 
 from prefect import flow
-from prefect.artifacts import create_image_artifact, create_markdown_artifact
 from rich.console import Console
 
+from flows.artifacts import Artifacts
 from flows.evaluations import pending
 from flows.flow_runs import obedient
 from flows.hold import held
 from flows.prepare import has_base, open_run, push_base
-from flows.progress import Progress
 from flows.report import Report, write_report
 from flows.session import PERIOD_S, Session, open_session
 from flows.supervise import PartFailed
 from flows.warmstart import initial_model
-from infra.store.buffer import SampleBuffer
+from flows.watch import Watch
 from infra.store.log import CommitLog
+from infra.tracking.plots import version_rows
 from infra.tracking.run import Tracker
 from rl.config.run import RunConfig
 
@@ -71,15 +70,14 @@ def _train(session: Session) -> None:
         evaluators.append(session.start("evaluator", config.restarts.engine))
     if (log.sync().head or 0) < steps:
         rollout = session.start("rollout", config.restarts.rollout)
-        buffer = SampleBuffer(log.store, config.prefix)
-        with Progress(config, log, session.proxy, session.client, session.console, buffer) as progress:
+        with Watch(session) as watch:
             while (log.sync().head or 0) < steps:
                 for part in (learn, rollout, *evaluators):
                     part.check(session.console)
                     if part.done and (log.sync().head or 0) < steps:
                         raise PartFailed(f"{part.name} ended before version {steps} was there; see {part.log}")
                 session.check_engine()
-                progress.refresh()
+                watch.refresh()
                 sleep(PERIOD_S)
     learn.finish(session.console, config.deadlines.batch)
     for evaluator in evaluators:
@@ -99,15 +97,8 @@ def _publish(config: RunConfig, log: CommitLog, report: Report) -> None:
     for path in (report.reward_png, report.timeline_png, report.timeline_html, report.json_path):
         tracker.log_artifact(path)
     tracker.close(config.deadlines.control)
-    picture = base64.b64encode(report.timeline_png.read_bytes()).decode()
-    create_image_artifact(
-        f"data:image/png;base64,{picture}",
-        key=f"timeline-{config.tenant}-{config.name}".replace("_", "-").lower(),
-        description=f"who was busy when; grey is nobody. To look closer: {report.timeline_html.name} in MLflow",
-    )
-    rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in report.figures.items())
-    create_markdown_artifact(
-        f"# {config.tenant}/{config.name}\n\n| figure | value |\n|---|---|\n{rows}\n\n```\n{report.table}\n```\n",
-        key=f"report-{config.tenant}-{config.name}".replace("_", "-").lower(),
-        description="what the run learned",
-    )
+    artifacts = Artifacts(config)
+    artifacts.versions(version_rows(log.records()))
+    pictures = {"Reward": report.reward_png, "Who was busy when": report.timeline_png}
+    note = f"To look closer at the timeline: {report.timeline_html.name}, among the run's artifacts in MLflow."
+    artifacts.report(report.figures, pictures, note)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from time import time
 
+from infra.store.buffer import Receipt
 from rl.placement import runs_on
 from rl.selection import Candidate
 from rl.trajectory import Group, Span, Status, Trajectory
@@ -30,6 +32,8 @@ class Sealed:
     spans: tuple[Span, ...]
     size: int
     """Bytes in the store."""
+    segment: str
+    """Its key there, below the run."""
 
 
 @runs_on("cpu")
@@ -38,8 +42,9 @@ def admit(run: str, *members: Trajectory) -> Sealed:
     for number, member in enumerate(sorted(members, key=lambda m: m.member)):
         member.member = number
     group = Group.of(members)
+    start = time()
     receipt = runtime(run).buffer.seal([group], writer=f"g{group.uid.ordinal:010d}", seq=group.uid.attempt)
-    return summary(group, receipt.size)
+    return summary(group, receipt, Span("admit", start, time()))
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def collect(run: str, *members: Trajectory) -> Played:
     )
 
 
-def summary(group: Group, size: int) -> Sealed:
+def summary(group: Group, receipt: Receipt, sealing: Span) -> Sealed:
     members = group.members
     return Sealed(
         Candidate.of(group),
@@ -75,6 +80,7 @@ def summary(group: Group, size: int) -> Sealed:
         sum(m.generated_tokens for m in members),
         Counter(m.status for m in members)[Status.TRUNCATED],
         sum(m.retry for m in members),
-        tuple(span for m in members for span in m.spans),
-        size,
+        (*(span for m in members for span in m.spans), sealing),
+        receipt.size,
+        receipt.key,
     )

@@ -20,8 +20,8 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, as_completed
-from distributed.scheduler import KilledWorker
 
+from infra.compute.failures import named
 from rl.errors import StageFailure, StaleTrajectory
 from rl.placement import HardwareClass, placement_of
 from rl.redundancy import RedundancyPolicy
@@ -99,6 +99,8 @@ class GroupGraph:
         self._begun: list[Future] = []
         self._cancelled = self._complete = False
         self._lock = Lock()
+        self.results: dict[int, Any] = {}
+        """What the watched members were scored as."""
         self.tries = self.failures = 0
         self.losers: list[tuple[int, int]] = []
         """(member, retry) of those that ran and were not needed; known when the group is complete."""
@@ -140,7 +142,7 @@ class GroupGraph:
         again: Future | None = self._first_try(member)
         while (future := again) is not None:
             try:
-                future.result(timeout=max(0.0, self._end - monotonic()))
+                self.results[member] = future.result(timeout=max(0.0, self._end - monotonic()))
             except TimeoutError as error:
                 self._client.cancel([future])
                 raise self._late() from error
@@ -205,9 +207,13 @@ class GroupGraph:
             {name: MaterializedLayer(nodes, self._annotations(name)) for name, nodes in layers.items()},
             {"reset": set(), "interact": {"reset"}, "score": {"interact"}},
         )
-        futures = self._client.get(graph, list(layers["score"]), sync=False)
+        futures = self._futures(graph)
         self._started.update((member, (retry, future)) for (member, retry), future in zip(tries, futures, strict=True))
         return futures
+
+    def _futures(self, graph: HighLevelGraph) -> list[Future]:
+        """Submit; the futures of the scores, in the order of the tries."""
+        return self._client.get(graph, list(graph.layers["score"]), sync=False)
 
     def _take(self, played: Future, members: list[int]) -> list[Future]:
         """The first tries of these members, which are in `played`."""
@@ -228,9 +234,7 @@ class GroupGraph:
 
     def _after_failure(self, future: Future, member: int, retry: int) -> Future | None:
         """Start a failed member again, or let a spare take its place (None), or raise why not."""
-        cause = _named(
-            future.exception() if future.status == "error" else RuntimeError(f"its task was {future.status}")
-        )
+        cause = named(future.exception() if future.status == "error" else RuntimeError(f"its task was {future.status}"))
         with self._lock:
             self.failures += 1
             if self._cancelled or isinstance(cause, StaleTrajectory):
@@ -258,7 +262,7 @@ class GroupGraph:
         except TimeoutError as error:
             raise self._late() from error
         except Exception as error:
-            raise _named(error) from error
+            raise named(error) from error
         finally:
             self._scored.clear()
             self._started.clear()
@@ -287,12 +291,3 @@ def play_together(
         resources=placements.resources("interact", starts[0][1].domain),
         pure=False,
     )
-
-
-def _named(cause: BaseException) -> StageFailure:
-    """Whatever went wrong, as a failure with a name."""
-    if isinstance(cause, StageFailure):
-        return cause
-    if isinstance(cause, KilledWorker):
-        return StageFailure(f"its workers died: {cause}")
-    return StageFailure(f"{type(cause).__name__}: {cause}")

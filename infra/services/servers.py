@@ -10,8 +10,13 @@ from pathlib import Path
 
 import httpx
 
-from infra.services import seaweed
+from infra.services import endpoints, seaweed, state
 from infra.services.service import HOST, Launch, Service, directory, environment, url
+
+START_S = 300.0
+"""For a Python server to start: seconds where the machine is idle, minutes where it is not."""
+ARTIFACTS = "_mlflow"
+"""Prefix of MLflow's artifacts in the bucket. No tenant is called so."""
 
 
 def _http_probe(address: str) -> str | None:
@@ -64,12 +69,24 @@ def _probe_prefect(data_dir: Path, port: int, inner: dict[str, int]) -> str | No
 
 def _launch_mlflow(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:
     home = directory(data_dir, "mlflow")
+    destination, access = _artifacts(data_dir, home)
     # Measured (3.17.2): job execution costs 1.8 GB of memory and nothing here uses it.
-    env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false", **access)
     argv = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     argv += ["--backend-store-uri", f"sqlite:///{home / 'mlflow.db'}"]
-    argv += ["--artifacts-destination", str(home / "artifacts")]
+    argv += ["--artifacts-destination", destination]
     return Launch(argv, env, home)
+
+
+def _artifacts(data_dir: Path, home: Path) -> tuple[str, dict[str, str]]:
+    """Where MLflow keeps artifacts, and the variables that let it: in the S3 server of this data directory, a
+    directory where there is none. Clients go through MLflow's server and need no credentials for it."""
+    s3 = state.load(data_dir).get("s3")
+    if s3 is None or s3.identity is None:
+        return str(home / "artifacts"), {}
+    at = seaweed.endpoint(data_dir, s3.port)
+    variables = endpoints.environment(endpoints.Endpoints(data_dir, data_dir, s3=at))
+    return f"s3://{at.bucket}/{ARTIFACTS}", {k: v for k, v in variables.items() if k.startswith("AWS_")}
 
 
 def _probe_mlflow(data_dir: Path, port: int, inner: dict[str, int]) -> str | None:
@@ -78,7 +95,7 @@ def _probe_mlflow(data_dir: Path, port: int, inner: dict[str, int]) -> str | Non
 
 SERVICES: dict[str, Service] = {
     "s3": Service("s3", "S3 (SeaweedFS)", 8333, "--s3-port", 60.0, seaweed.launch, seaweed.probe, seaweed.INNER_PORTS),
-    "prefect": Service("prefect", "Prefect", 4200, "--prefect-port", 120.0, _launch_prefect, _probe_prefect),
-    "mlflow": Service("mlflow", "MLflow", 5000, "--mlflow-port", 120.0, _launch_mlflow, _probe_mlflow),
+    "prefect": Service("prefect", "Prefect", 4200, "--prefect-port", START_S, _launch_prefect, _probe_prefect),
+    "mlflow": Service("mlflow", "MLflow", 5000, "--mlflow-port", START_S, _launch_mlflow, _probe_mlflow),
 }
 """All services by name, in the order in which they are shown."""

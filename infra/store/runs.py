@@ -14,7 +14,8 @@ from infra.store.objects import ObjectStore
 
 def run_prefixes(store: ObjectStore, tenant: str | None = None) -> Iterator[str]:
     """The prefixes of the runs, `{tenant}/{run}/`, in order; of one tenant if given."""
-    for owner in _below(store, "") if tenant is None else [f"{tenant}/"]:
+    owners = (p for p in _below(store, "") if not p.startswith("_")) if tenant is None else iter([f"{tenant}/"])
+    for owner in owners:
         for prefix in _below(store, owner):
             if store.exists(f"{prefix}config.json"):
                 yield prefix

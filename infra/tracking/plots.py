@@ -7,7 +7,7 @@ Invariants: a pure function of records and spans; readable at 1200x600; distingu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,6 +69,25 @@ def reward_curve(steps: Sequence[Step], evaluations: Sequence[tuple[int, str, fl
         axes.legend(loc="lower right", frameon=False, fontsize=12)
     else:
         axes.text(0.5, 0.5, "no step was trained yet", transform=axes.transAxes, ha="center", color=FAINT)
+    _save(figure, path)
+
+
+def reward_curves(runs: Mapping[str, Sequence[tuple[int, float]]], path: Path) -> None:
+    """The training reward of several runs as (version, reward), each with its running mean and named in place."""
+    figure, axes = _figure()
+    colors = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, OLIVE)
+    for at, (name, points) in enumerate(runs.items()):
+        if points:
+            versions, rewards = zip(*points, strict=True)
+            smooth, color = _running_mean(rewards, max(1, len(rewards) // 8)), colors[at % len(colors)]
+            axes.plot(versions, rewards, "o", color=color, alpha=0.25, markersize=4, markeredgewidth=0)
+            axes.plot(versions, smooth, color=color, linewidth=2.4, label=name)
+    axes.set_xlabel("policy version")
+    axes.set_title("Training reward", loc="left", fontsize=17, fontweight="bold", color=INK, pad=14)
+    axes.grid(axis="y", color=BUBBLE, linewidth=1)
+    axes.margins(x=0.03, y=0.14)
+    if any(runs.values()):
+        axes.legend(loc="lower right", frameon=False, fontsize=12)
     _save(figure, path)
 
 
@@ -161,10 +180,18 @@ def idle_ratio(spans: Sequence[Span], begin: float, end: float) -> float:
     return 1.0 - busy / (end - begin) if end > begin else 0.0
 
 
+VERSION_COLUMNS = ("version", "lsn", "base", "reward", "lag max", "trained", "dropped", "time")
+
+
+def version_rows(records: Iterable[Record]) -> list[dict[str, str]]:
+    """One row per version, by column."""
+    return [dict(zip(VERSION_COLUMNS, row, strict=True)) for row in _rows(records)]
+
+
 def versions_table(records: Sequence[Record], more: Mapping[str, Mapping[int, str]] | None = None) -> str:
     """One line per version: where it is in the log, what it was trained on, and with what result. `more` are further
     columns, by name, of what to say of each version."""
-    head = ("version", "lsn", "base", "reward", "lag max", "trained", "dropped", "time")
+    head = VERSION_COLUMNS
     rows = [[*row, *(_cell(column, row[0]) for column in (more or {}).values())] for row in _rows(records)]
     return text_table([*head, *(more or {})], rows, left={"dropped", "time", *(more or {})})
 
@@ -173,7 +200,7 @@ def _cell(column: Mapping[int, str], version: str) -> str:
     return column.get(int(version), "-") if version.isdecimal() else "-"
 
 
-def _rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
+def _rows(records: Iterable[Record]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     dropped: Counter[str] = Counter()
     for record in records:

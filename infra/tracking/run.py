@@ -7,6 +7,7 @@ Invariants
 - A projection of the commit log: `rebuild(records)` logs what is missing, and nothing twice.
 - One MLflow run per tenant and run name, found by the tag `rollmill.run`: a resumed run goes on in it, and all
   roles write to it.
+- Of `tracking.traces` of the problems one trajectory is a trace of the run (`infra.tracking.traces`).
 - A policy version is one logged model and one model version of the registered model `{tenant}.{run}`, found by
   its tag `policy_version`. `models:/{tenant}.{run}/latest` is the newest (MLflow reserves the name `latest` and
   resolves it itself); the alias `head` is the head of the live line, also after a rollback.
@@ -26,6 +27,7 @@ from typing import Literal
 from infra.tracking.server import MlflowRun, Rejected
 from rl.config.run import RunConfig
 from rl.records import Record, Rollback, StateRef, Step
+from rl.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,18 @@ class Tracker:
     def log_artifact(self, path: Path) -> None:
         """A file of the run, under its own name; read when its turn comes."""
         self._put("log_artifact", path)
+
+    def tag(self, key: str, value: str) -> None:
+        """Something to be seen with the run, and searched by; the newest value stays."""
+        self._put("set_tag", key, value)
+
+    def log_trace(self, trajectory: Trajectory) -> None:
+        """A trajectory, as a trace of the run. Idempotent."""
+        self._put("log_trace", trajectory)
+
+    def watch_system(self) -> None:
+        """Log what this machine does, until `close`; without `tracking.system_metrics` nothing."""
+        self._put("watch_system")
 
     def rebuild(self, records: Iterable[Record]) -> None:
         """Log every step and version of the log that MLflow does not have: after a crash, or on a new server."""

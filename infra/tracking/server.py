@@ -12,11 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from infra.tracking.metrics import project
+from infra.tracking.traces import request
 from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
 from rl.records import StateRef, Step
+from rl.trajectory import Trajectory
 
 RUN_TAG = "rollmill.run"
 HEAD_ALIAS = "head"
@@ -26,6 +30,9 @@ _STEPS = 10
 """Steps in one batch of a rebuild; MLflow takes 1000 metrics."""
 _PARAMS = 100
 _LONGEST_PARAM = 500
+LONGEST_TAG = 5000
+TRACE_S = 20.0
+REFUSED = (400, 404, 413, 422, 501)
 
 
 class Rejected(RollmillError):
@@ -41,6 +48,7 @@ class MlflowRun:
         self._owner = owner
         """Whether this process decides on the run's status."""
         self.model = f"{config.tenant}.{config.name}"
+        self._system: Any = None
 
     @cached_property
     def client(self) -> Any:
@@ -142,8 +150,54 @@ class MlflowRun:
             raise Rejected(f"artifact {path}: no such file")
         self._request(self.client.log_artifact, self.run_id, str(path))
 
+    def set_tag(self, key: str, value: str) -> None:
+        """Tag the run."""
+        self._request(self.client.set_tag, self.run_id, key, value[:LONGEST_TAG])
+
+    def log_trace(self, trajectory: Trajectory) -> None:
+        """Send a trace; again, it is the same one."""
+        headers = {
+            "content-type": "application/x-protobuf",
+            "x-mlflow-experiment-id": self.experiment_id,
+            "x-mlflow-run-id": self.run_id,
+        }
+        body = request(self._config, trajectory)
+        answer = httpx.post(f"{self._uri}/v1/traces", content=body, headers=headers, timeout=TRACE_S)
+        if answer.status_code in REFUSED:
+            raise Rejected(f"MLflow refused a trace: HTTP {answer.status_code} {answer.text[:200]}")
+        answer.raise_for_status()
+
+    def watch_system(self) -> None:
+        """Log the machine's load until `finish`, going on where an earlier process ended."""
+        if not self._config.tracking.system_metrics or self._system is not None:
+            return
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        self._system = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self._uri)
+        self._system.start()
+
+    def known(self) -> tuple[str, str] | None:
+        """(experiment id, run id), if the run is there; makes neither."""
+        experiment = self.client.get_experiment_by_name(self._config.tracking.experiment)
+        if experiment is None:
+            return None
+        self.experiment_id = str(experiment.experiment_id)
+        run_id = self._find_run()
+        return None if run_id is None else (self.experiment_id, run_id)
+
+    def page(self) -> str:
+        """Where MLflow shows the run; its first page where that can not be told."""
+        try:
+            found = self.known()
+        except Exception:  # a view of what is there: no server, no run
+            found = None
+        return self._uri if found is None else f"{self._uri}/#/experiments/{found[0]}/runs/{found[1]}"
+
     def finish(self) -> None:
         """The end of the owner's process."""
+        if self._system is not None:
+            self._system.finish()
+            self._system = None
         if self._owner:
             self.client.set_terminated(self.run_id)
 

@@ -91,6 +91,7 @@ class Takeover:
         stack.enter_context(closing(control))
         tracker = Tracker.start(config, "trainer")
         stack.callback(tracker.close, deadlines.control)
+        tracker.watch_system()
         engines = Engines(control, deadlines.control, deadlines.start)
         protocol = StepProtocol(config.staleness.alpha, config.mode.eager)
         publisher = stack.enter_context(

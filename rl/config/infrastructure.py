@@ -111,6 +111,11 @@ class TrackingSection(Section):
     """MLflow experiment."""
     uri: str | None = None
     """Tracking server."""
+    traces: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the problems of which one trajectory of several turns is logged as a trace. One costs a fifth of a
+    second of the server's time."""
+    system_metrics: bool = True
+    """Log processor, memory, disk, network and GPU of the trainer's machine, every ten seconds."""
 
 
 class RestartSection(Section):

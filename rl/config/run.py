@@ -13,6 +13,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from rl.advantages.registry import BUILT_IN
+from rl.config.alerts import AlertSection
 from rl.config.base import Name, Section
 from rl.config.engine import EngineSection, HFEngineSection, check_engine
 from rl.config.infrastructure import (
@@ -76,6 +77,7 @@ class RunConfig(Section):
     weights: Annotated[S3Weights | MooncakeWeights, Field(discriminator="type")] = S3Weights()
     retention: RetentionSection = RetentionSection()
     tracking: TrackingSection = TrackingSection()
+    alerts: AlertSection = AlertSection()
     deadlines: DeadlineSection = DeadlineSection()
     restarts: RestartSection = RestartSection()
 
@@ -139,6 +141,11 @@ class RunConfig(Section):
             )
         if self.mode.lockstep:
             self._check_lockstep()
+            if self.rollout.unit == "stage":
+                raise ValueError(
+                    "rollout.unit (stage) watches the stages of every member, but in staleness.mode sync they run "
+                    "together; set it to trajectory, or choose another mode"
+                )
         if self.training.advantage not in BUILT_IN and ":" not in self.training.advantage:
             raise ValueError(
                 f"training.advantage ({self.training.advantage!r}) is none of {', '.join(BUILT_IN)}; "

@@ -127,8 +127,9 @@ class RedundancySection(Section):
 class RolloutSection(Section):
     """Generation and environments."""
 
-    unit: Literal["group", "trajectory"] = "group"
-    """What one Prefect task run is. `trajectory` shows more and costs more."""
+    unit: Literal["group", "trajectory", "stage"] = "group"
+    """What one Prefect task run is. `trajectory` shows more and costs more; `stage` shows reset, interact, score and
+    admit as tasks of their own, for runs so small that one wants to watch them (preset `stages`)."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 256
     """Per turn."""
     max_tokens: Annotated[int, Field(ge=2)] = 4096

@@ -9,6 +9,7 @@ from distributed import get_worker
 
 from infra.compute.graphs import GroupGraph, Placements, Stages, play_together
 from infra.compute.pools import slots
+from infra.compute.staged import STAGES, StagedGraph
 from rl.errors import EnvironmentFailure, PlacementError, StageFailure, StaleTrajectory
 from rl.placement import HardwareClass, runs_on
 from rl.redundancy import Mode, RedundancyPolicy
@@ -51,9 +52,17 @@ def admit(run, *members):
     return sorted(members)
 
 
-def graph(client, run: str, ordinal: int, deadline_s: float = 30, retries: int = 2, **more) -> GroupGraph:
+def graph(
+    client,
+    run: str,
+    ordinal: int,
+    deadline_s: float = 30,
+    retries: int = 2,
+    kind: type[GroupGraph] = GroupGraph,
+    **more,
+) -> GroupGraph:
     placements = Placements(Stages(reset, interact, score, admit), slots(client))
-    return GroupGraph(
+    return kind(
         client,
         placements,
         run,
@@ -71,15 +80,43 @@ def complete(this: GroupGraph, unit: str) -> list:
     """What the group admitted, watched as a whole or member by member."""
     if unit == "group":
         return this.run()
+    if unit == "stage":
+        assert isinstance(this, StagedGraph)
+        with ThreadPoolExecutor(len(this.members)) as threads:
+            list(threads.map(lambda member: [this.watch(member, stage) for stage in STAGES], this.members))
+        return this.close()
     with ThreadPoolExecutor(len(this.members)) as threads:
         (admitted,) = [r for r in threads.map(this.run_member, this.members) if r is not None]
     return admitted
 
 
-@pytest.mark.parametrize("unit", ["group", "trajectory"])
+def test_stages_that_are_watched_one_by_one_give_what_they_made_and_close_the_group_once(client):
+    this = graph(client, "fine", 50, kind=StagedGraph)
+    watched = {stage: this.watch(2, stage) for stage in STAGES}
+    assert watched == {"reset": (50, 2, 0), "interact": (50, 2, 0), "score": (50, 2, 0)}
+    assert this.close() is None, "three members are not scored yet"
+    assert complete(this, "stage") == [(50, m, 0) for m in range(SIZE)]
+
+
+def test_a_member_that_fails_in_a_watched_stage_is_started_again_alone(client):
+    STARTS.clear()
+    this = graph(client, "flaky", 51, kind=StagedGraph)
+    assert complete(this, "stage") == [(51, 0, 0), (51, 1, 0), (51, 2, 2), (51, 3, 0)]
+    assert STARTS == {(51, 0): 1, (51, 1): 1, (51, 2): 3, (51, 3): 1}
+
+
+def test_past_its_budget_a_watched_stage_fails_by_the_name_of_the_cause(client):
+    this = graph(client, "broken", 52, kind=StagedGraph)
+    with pytest.raises(EnvironmentFailure):
+        complete(this, "stage")
+    assert this.close() is None
+
+
+@pytest.mark.parametrize("unit", ["group", "trajectory", "stage"])
 def test_a_spare_takes_the_place_of_what_fails_and_only_of_that(client, unit):
     STARTS.clear()
-    this = graph(client, "broken", 30 + (unit == "group"), redundancy=RedundancyPolicy(extra_members=2))
+    number, kind = 30 + ("group", "trajectory", "stage").index(unit), StagedGraph if unit == "stage" else GroupGraph
+    this = graph(client, "broken", number, kind=kind, redundancy=RedundancyPolicy(extra_members=2))
     assert [member for _, member, _ in complete(this, unit)] == [0, 2, 3, 4]
     assert (this.tries, this.failures) == (SIZE + 2, 1)
 

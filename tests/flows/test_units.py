@@ -20,7 +20,7 @@ from rl.trajectory import Uid
 )
 def test_any_failure_reaches_the_outbox_by_name(error, reason):
     outbox: Queue = Queue()
-    unit = Unit(SimpleNamespace(uid=Uid(1, 0)), outbox)
+    unit = Unit(SimpleNamespace(uid=Uid(1, 0), results={}), outbox)
 
     def fail():
         raise error
@@ -33,7 +33,7 @@ def test_any_failure_reaches_the_outbox_by_name(error, reason):
 
 def test_only_the_member_that_closes_the_group_reports_it():
     outbox: Queue = Queue()
-    unit = Unit(SimpleNamespace(uid=Uid(1, 0)), outbox)
+    unit = Unit(SimpleNamespace(uid=Uid(1, 0), results={}), outbox)
     assert unit.run(lambda: None).is_completed()
     assert outbox.empty()
     assert unit.run(lambda: "sealed").is_completed()

@@ -1,0 +1,158 @@
+"""The deployments on a real Prefect server, run by the worker of `rollmill serve`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Suspended
+
+from flows.deployments import deploy, description
+from flows.forms import CollectForm, TrainForm
+from tests.flows.conftest import TINY, Rollmill
+from tests.flows.test_runs import audit, descendants, head
+
+RUN: dict[str, Any] = {
+    k: yaml.safe_load(v) for k, v in (pair.split("=", 1) for pair in (*TINY, "evaluation.problems=0"))
+}
+
+
+@pytest.fixture(scope="module")
+def client(rollmill: Rollmill) -> Iterator[SyncPrefectClient]:
+    address = {PREFECT_API_URL: rollmill.env["PREFECT_API_URL"]}  # Prefect read its settings when it was imported
+    with temporary_settings(address), get_client(sync_client=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def served(rollmill: Rollmill) -> Iterator[subprocess.Popen[str]]:
+    """`rollmill serve`, ended well."""
+    process = rollmill.start("serve")
+    assert process.stdout is not None
+    lines = []
+    while "flow runs at once" not in (line := process.stdout.readline()):
+        lines.append(line)
+        assert line, f"`rollmill serve` ended: {''.join(lines)}"
+    draining = threading.Thread(target=process.stdout.read, daemon=True)  # a full pipe would stop the worker
+    draining.start()
+    try:
+        yield process
+    finally:
+        children = descendants(process)
+        os.kill(process.pid, signal.SIGTERM)
+        try:
+            process.wait(90)
+        finally:
+            process.kill()
+    assert not psutil.wait_procs(children, timeout=30)[1], "something outlived `rollmill serve`"
+
+
+def start(client: SyncPrefectClient, deployment: str, form: dict[str, Any]) -> UUID:
+    found = client.read_deployment_by_name(deployment)
+    return client.create_flow_run_from_deployment(found.id, parameters=form).id
+
+
+def wait(client: SyncPrefectClient, flow_run: UUID, what: str, until: Callable[[FlowRun], object]) -> FlowRun:
+    end = time.monotonic() + 600
+    while not until(found := client.read_flow_run(flow_run)):
+        assert time.monotonic() < end, f"no {what} within 600 s: {found.state}"
+        time.sleep(0.3)
+    return found
+
+
+def train_form(name: str, **more: Any) -> dict[str, Any]:
+    steps = {"training.steps": more.pop("steps", 3)}
+    return {"run": {"configuration": "frozen_lake", "name": name, "overrides": RUN | steps, **more}}
+
+
+def test_every_deployment_shows_a_form_whose_fields_say_what_they_mean() -> None:
+    tree = yaml.safe_load(description().read_text())
+    assert {d["name"] for d in tree["deployments"]} >= {"train", "nightly", "evaluate", "weekly", "warmstart", "gc"}
+    for form in (TrainForm, CollectForm):
+        fields = form.model_json_schema()["properties"]
+        assert all(len(field["description"]) > 10 for field in fields.values()), fields
+
+
+def test_a_form_is_checked_like_a_command_line() -> None:
+    config = TrainForm(configuration="frozen_lake", name="mine", overrides={"training.learning_rate": 1e-05}).config()
+    assert (config.name, config.training.learning_rate) == ("mine", 1e-05)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_applying_the_file_again_leaves_schedules_as_somebody_made_them(
+    rollmill: Rollmill, client: SyncPrefectClient
+) -> None:
+    assert {"train/train", "train/nightly", "evaluate/weekly", "warmstart/warmstart", "gc/gc"} <= set(deploy())
+    nightly = client.read_deployment_by_name("train/nightly")
+    (schedule,) = nightly.schedules
+    assert not schedule.active, "nothing runs by itself before somebody wants it"
+    assert nightly.work_pool_name == "rollmill" and nightly.parameters["run"]["more_steps"] == 10
+    fields = nightly.parameter_openapi_schema["definitions"]["TrainForm"]["properties"]
+    assert "newest commit" in fields["resume"]["description"]
+    client.update_deployment_schedule(nightly.id, schedule.id, active=True)
+    deploy()
+    (schedule,) = client.read_deployment_by_name("train/nightly").schedules
+    assert schedule.active
+    client.update_deployment_schedule(nightly.id, schedule.id, active=False)
+
+
+@pytest.mark.server
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_a_run_from_a_deployment_is_suspended_resumed_cancelled_and_gone_on_with(
+    rollmill: Rollmill, served: subprocess.Popen[str], client: SyncPrefectClient
+) -> None:
+    name = "from-the-ui"
+    flow_run = start(client, "train/train", train_form(name, steps=40))
+    wait(client, flow_run, "version 1", lambda r: head(rollmill, name) >= 1)
+    assert client.read_flow_run(flow_run).name == f"train {name}"
+
+    client.set_flow_run_state(flow_run, Suspended())
+    ended = [p for p in descendants(served) if _is_work(p)]
+    assert ended
+    assert not psutil.wait_procs(ended, timeout=90)[1], "the work goes on"
+    assert client.read_flow_run(flow_run).state_name == "Suspended"
+    reached = head(rollmill, name)
+    assert 1 <= reached < 40
+
+    client.resume_flow_run(flow_run)
+    wait(client, flow_run, "progress", lambda r: head(rollmill, name) > reached)
+    assert wait(client, flow_run, "Running", lambda r: True).state_type is StateType.RUNNING
+
+    ended = [p for p in descendants(served) if _is_work(p)]
+    client.set_flow_run_state(flow_run, Cancelling())
+    wait(client, flow_run, "Cancelled", lambda r: r.state_type is StateType.CANCELLED)
+    assert not psutil.wait_procs(ended, timeout=90)[1], "the work goes on"
+    reached = head(rollmill, name)
+
+    tag = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"run:default.{name}"]))
+    for one in client.read_flow_runs(flow_run_filter=tag):
+        assert one.state is not None and one.state.is_final(), f"{one.name} is {one.state_name}"
+
+    again = start(client, "train/train", train_form(name, more_steps=2))
+    done = wait(client, again, "end", lambda r: r.state is not None and r.state.is_final())
+    assert done.state_type is StateType.COMPLETED, done.state
+    audit(rollmill, name, reached + 2)
+
+
+def _is_work(process: psutil.Process) -> bool:
+    """Whether it is one of the processes of a run: a Dask worker, a part, the trainer."""
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return any(mark in line for mark in ("flows.rollout", "flows.learn", "infra.training", "prefect.engine"))
