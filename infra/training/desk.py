@@ -168,6 +168,7 @@ class Desk:
             self._step(taken, leader)
             self.steps += 1
         leader.finish()
+        self._check()  # who was let go of in the last moment may not have committed
 
     def _step(self, taken: Takeover, leader: Leader) -> None:
         batch = leader.next_batch()

@@ -150,3 +150,16 @@ def test_a_large_group_is_not_overtaken_for_ever_by_small_ones():
     demands = {"large": Demand(8, 0, together=8), "small": Demand(20, 4, together=2)}
     assert allot(4, demands, {}, batches_waiting=1) == {}, "what is free is kept for the large one"
     assert allot(9, demands, {}, batches_waiting=1) == {"large": 8}
+
+
+def test_who_left_has_no_claim_and_no_batch_when_it_comes_back():
+    shares = {t: TenantShare() for t in "ab"}
+    queue = TenantQueue(shares)
+    queue.served("a", 100.0)
+    queue.offer("a")
+    queue.entitle({"b": TenantShare(weight=2.0)})
+    assert len(queue) == 0 and queue.share("b").weight == 2.0
+    queue.entitle(shares)
+    queue.offer("a")
+    queue.offer("b")
+    assert [queue.take(), queue.take()] == ["a", "b"]
