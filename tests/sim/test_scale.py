@@ -9,6 +9,7 @@ from rl.placement import HardwareClass
 from sim.cluster import Cluster
 from sim.config import DomainWork, Latency, PoolSection, Scenario, TrainerSection
 from sim.validation.systems import week
+from sim.validation.workloads import change
 
 HOURS = 3600.0
 
@@ -18,18 +19,21 @@ def digest(cluster: Cluster) -> tuple[object, ...]:
     return cluster.runs[0].steps, float(slots.context.sum()), slots.turn.tolist(), cluster.world.totals.finished
 
 
+@pytest.mark.slow
 def test_ten_thousand_trajectories_at_once():
     horizon = 1.5 * HOURS
-    first, again = Cluster(week(horizon)), Cluster(week(horizon))
-    most = 0
+    many = change(week(horizon), groups_per_step=1000)
+    first, again = Cluster(many), Cluster(many)
+    at_once = []
     for until in np.arange(300.0, horizon + 1, 300.0):
         first.simulate(until)
         playing = first.world.slots.group[first.world.slots.phase != 0]
-        most = max(most, len(playing))
+        at_once.append(len(playing))
         run = first.runs[0]
         assert set(playing.tolist()) <= {first._numbers[0, uid] for uid in run.in_flight}
         assert len(run.in_flight) + len(run.offered) <= run.policy.buffer_groups
-    assert most >= 10_000 and len(run.steps) >= 2
+    assert max(at_once) >= 10_000, at_once
+    assert len(run.steps) >= 2
     for until in np.arange(300.0, horizon + 1, 300.0):
         again.simulate(until)
     assert digest(first) == digest(again)
