@@ -23,9 +23,10 @@ from distributed import Client, Scheduler, SpecCluster
 from distributed.security import Security
 
 from infra.compute.certificate import certificate, on_machines
+from infra.compute.kubernetes import engine_pods
 from infra.compute.workers import Workers, local_workers, slurm_workers, ssh_workers
 from rl.config.infrastructure import LocalPools, SchedulerPools
-from rl.config.pools import Pools, SlurmPools, SSHPools
+from rl.config.pools import KubernetesPools, Pools, SlurmPools, SSHPools
 from rl.errors import ConfigError, DeadlineExceeded
 from rl.placement import HardwareClass
 
@@ -47,7 +48,7 @@ SETTINGS = {
 @contextmanager
 def cluster(pools: Pools, start_s: float) -> Iterator[str]:
     """The scheduler address of these pools; a cluster that is not there yet is started for the duration. Raises
-    ConfigError, MachineUnreachable, DeadlineExceeded."""
+    ConfigError, MachineUnreachable, KubernetesRefused, DeadlineExceeded."""
     if isinstance(pools, SchedulerPools):
         check_address(pools.address)
         yield pools.address
@@ -64,9 +65,12 @@ def cluster(pools: Pools, start_s: float) -> Iterator[str]:
             if isinstance(pools, SSHPools):
                 workers |= ssh_workers(pools)
                 stack.enter_context(on_machines(pools, made))
-            else:
+            elif isinstance(pools, SlurmPools):
                 workers |= slurm_workers(pools, security)
-        yield stack.enter_context(_started(workers, pools.host, security, start_s))
+        address = stack.enter_context(_started(workers, pools.host, security, start_s))
+        if isinstance(pools, KubernetesPools):
+            stack.enter_context(engine_pods(pools, made, address))
+        yield address
 
 
 @contextmanager

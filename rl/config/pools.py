@@ -1,4 +1,4 @@
-"""Machines beside this one: GPUs for engines, reached by SSH or given by SLURM.
+"""Machines beside this one: GPUs for engines, reached by SSH, or given by SLURM or Kubernetes.
 
 Invariants: environments, rewards, the trainer and the proxy run on this machine (`here`), which the others reach at
 `host`; the others carry engines of the class bandwidth_gpu and nothing else. What travels between them is encrypted
@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rl.config.base import Section
+from rl.config.base import Name, Section
 from rl.config.infrastructure import LocalPools, SchedulerPools
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._:/=,+-]+$")]
@@ -121,5 +121,32 @@ class SlurmPools(_Beyond):
         return self.jobs
 
 
-Pools = Annotated[LocalPools | SchedulerPools | SSHPools | SlurmPools, Field(discriminator="type")]
+class KubernetesPools(_Beyond):
+    """Engines as pods of a Kubernetes job, started from a machine or a pod that they reach (extra `kubernetes`). The
+    cluster is the one of the kubeconfig, or the one that this process runs in."""
+
+    type: Literal["kubernetes"] = "kubernetes"
+    pods: Annotated[int, Field(ge=1)]
+    """Engines, a pod each."""
+    image: Word
+    """Image with Rollmill (`deploy/Dockerfile`, target `cuda`)."""
+    namespace: Name = "default"
+    """Where the pods run."""
+    secret: Name = "rollmill-store"
+    """Secret whose entries are the pods' environment: the store's credentials and endpoint."""
+    cores: Annotated[int, Field(ge=1)] = 4
+    """Of a pod."""
+    memory_gb: Annotated[int, Field(ge=1)] = 32
+    """Of a pod."""
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """Of a pod (nvidia.com/gpu)."""
+    node_selector: dict[Word, Word] = Field(default_factory=dict)
+    """Labels of the nodes that the pods may run on."""
+
+    @property
+    def engines(self) -> int:
+        return self.pods
+
+
+Pools = Annotated[LocalPools | SchedulerPools | SSHPools | SlurmPools | KubernetesPools, Field(discriminator="type")]
 """Where stages run."""

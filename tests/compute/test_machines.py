@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import asyncssh
+import kubernetes_validate
 import pytest
+import yaml
 from distributed import Client
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from infra.compute.certificate import MachineUnreachable, certificate
+from infra.compute.kubernetes import MOUNT, KubernetesRefused, engine_pods
 from infra.compute.pools import cluster, connect, slots
 from infra.compute.workers import local_workers, slurm_workers
+from infra.proxy.listen import Server as HttpServer
+from infra.proxy.listen import bind, listen
 from rl.config.infrastructure import LocalPools
 from rl.config.load import validate
-from rl.config.pools import Here, SlurmPools, SSHMachine, SSHPools
+from rl.config.pools import Here, KubernetesPools, SlurmPools, SSHMachine, SSHPools
 from rl.errors import ConfigError, DeadlineExceeded
 from rl.placement import HardwareClass
 
@@ -202,3 +213,87 @@ def test_a_machine_that_is_not_known_is_refused_by_name(server: Server, tmp_path
     (tmp_path / "known_hosts").write_text("")
     with pytest.raises(MachineUnreachable, match="can not be used by SSH"), cluster(pools_of(server), 60):
         pass
+
+
+def kubeconfig(server: str) -> str:
+    named = {"name": "here", "cluster": {"server": server}, "user": {}, "context": {"cluster": "here", "user": "here"}}
+    kinds = {f"{kind}s": [{"name": "here", kind: named[kind]}] for kind in ("cluster", "user", "context")}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "here", **kinds})
+
+
+class Cluster:
+    """A stand-in for the API of Kubernetes: a secret is files, a job runs its pods' command as processes here."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.deleted = directory, threading.Event()
+        self.job: dict = {}
+        self.secret: dict = {}
+        self.pods: list[subprocess.Popen] = []
+        routes = [
+            Route("/apis/batch/v1/namespaces/training/jobs", self.create_job, methods=["POST"]),
+            Route("/api/v1/namespaces/training/secrets", self.create_secret, methods=["POST"]),
+            Route("/apis/batch/v1/namespaces/training/jobs/{name}", self.delete_job, methods=["DELETE"]),
+        ]
+        self.listener = bind("127.0.0.1", 0)
+        self.server = HttpServer(Starlette(routes=routes))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
+        listen(self.listener)
+        self.thread.start()
+        where = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        (directory / "kubeconfig").write_text(kubeconfig(where))
+
+    async def create_job(self, request: Request) -> JSONResponse:
+        self.job = await request.json()
+        kubernetes_validate.validate(self.job, "1.31", strict=True)
+        self.job["metadata"]["uid"] = "a-uid"
+        return JSONResponse(self.job, 201)
+
+    async def create_secret(self, request: Request) -> JSONResponse:
+        self.secret = await request.json()
+        kubernetes_validate.validate(self.secret, "1.31", strict=True)
+        for name, text in self.secret["data"].items():
+            (self.directory / name).write_bytes(base64.b64decode(text))
+        spec = self.job["spec"]["template"]["spec"]["containers"][0]
+        variables = {entry["name"]: entry["value"].replace(str(MOUNT), str(self.directory)) for entry in spec["env"]}
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", *spec["command"][2:]]
+        for _ in range(self.job["spec"]["parallelism"]):
+            self.pods.append(subprocess.Popen(command, env={**os.environ, **variables}, start_new_session=True))
+        return JSONResponse(self.secret, 201)
+
+    async def delete_job(self, request: Request) -> JSONResponse:
+        for pod in self.pods:
+            os.killpg(pod.pid, 15)
+        self.deleted.set()
+        return JSONResponse(self.job)
+
+    def stop(self) -> None:
+        for pod in self.pods:
+            if pod.poll() is None:
+                os.killpg(pod.pid, 9)
+            pod.wait(10)
+        self.server.should_exit = True
+        self.thread.join(10)
+
+
+@pytest.mark.slow
+def test_pods_of_kubernetes_join_over_tls_and_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubernetes = Cluster(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    pools = KubernetesPools(host="127.0.0.1", here=SMALL, pods=2, image="rollmill:cuda", namespace="training")
+    try:
+        with cluster(pools, 60) as address, connect(address, 60) as client:
+            client.wait_for_workers(5, timeout=90)
+            assert slots(client)[HardwareClass.BANDWIDTH_GPU] == 2
+            assert kubernetes.secret["metadata"]["ownerReferences"][0]["uid"] == "a-uid"
+            assert not kubernetes.deleted.is_set()
+        assert kubernetes.deleted.is_set()
+    finally:
+        kubernetes.stop()
+
+
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kubeconfig").write_text(kubeconfig("http://127.0.0.1:9"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    pools = KubernetesPools(host="127.0.0.1", pods=1, image="x", namespace="training")
+    with certificate(tmp_path) as made, pytest.raises(KubernetesRefused, match="namespace 'training'"):
+        engine_pods(pools, made, "tls://127.0.0.1:1").__enter__()
