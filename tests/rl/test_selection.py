@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rl.errors import StalenessViolation
 from rl.ledger import Ledger
@@ -193,3 +195,25 @@ def test_choosing_compares_no_group_with_another(monkeypatch: pytest.MonkeyPatch
     chosen = select(ledger, sealed, many, DropPolicy())
     assert len(chosen.batch) == 200 and compared == 0
     assert [c.version for c in chosen.batch] == [2] * 150 + [3] * 50
+
+
+@settings(deadline=None)
+@given(
+    sealed=st.lists(st.sampled_from([1, 2, 3]), max_size=6),
+    flying=st.lists(st.sampled_from([1, 2, 3]), max_size=8),
+    order=st.randoms(use_true_random=False),
+)
+def test_no_batch_forms_before_as_many_are_sealed_as_are_missing(sealed, flying, order) -> None:
+    _, ledger = history(3)
+    policy = StalenessPolicy(alpha=2, groups_per_step=4, examined_per_step=4)
+    ready = [group(10 + n, version) for n, version in enumerate(sealed)]
+    started = {Uid(50 + n, 0): version for n, version in enumerate(flying)}
+    found = select(ledger, ready, policy, DropPolicy(), in_flight=started)
+    assert bool(found.batch) != bool(found.missing)
+    ends = order.sample(sorted(started), len(started))
+    counted = 0
+    for uid in ends:
+        counted += uid in found.awaited or not found.awaited
+        ready.append(group(uid.ordinal, started.pop(uid)))
+        if counted < found.missing:
+            assert not select(ledger, ready, policy, DropPolicy(), in_flight=started).batch
