@@ -9,26 +9,31 @@ Invariants
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 
 from rich.console import Console
 
 from flows.learn import collector
 from flows.prepare import claim
-from infra.proxy.client import ControlClient
+from infra.proxy.client import ControlClient, ProxyUnavailable
+from infra.proxy.wire import ServiceStatus, TenantStatus
 from infra.store.errors import StoreUnavailable
 from infra.store.gc import Background
 from infra.store.jobs import JobBook
 from infra.store.objects import ObjectStore
 from rl.config.tenants import ServiceConfig
-from rl.errors import RollmillError
+from rl.errors import DeadlineExceeded, RollmillError
 from rl.jobs import Entry, JobRefused, State, next_starts
 
 GARBAGE_S = 5.0
 """Between two looks for garbage."""
+NOTE_S = 2.0
+"""Between two notes of what the engines did."""
 
 
 class Desk:
@@ -39,7 +44,8 @@ class Desk:
         self._book = JobBook(store, service.name)
         self._told: dict[str, State] = {}
         self._garbage: dict[str, Background] = {}
-        self._collected = 0.0
+        self._collected = self._noted = 0.0
+        self._since: tuple[float, float] | None = None
         self._eraser = ThreadPoolExecutor(1, thread_name_prefix="erase")
         self._erasing: dict[str, Future[None]] = {}
 
@@ -57,9 +63,10 @@ class Desk:
         for entry in jobs.of(State.DELETING):
             self._erase(entry)
         self._tell()
-        if monotonic() - self._collected >= GARBAGE_S:
-            self._collected = monotonic()
-            self._collect(proxy)
+        if monotonic() - self._noted >= NOTE_S:
+            self._noted = monotonic()
+            with suppress(ProxyUnavailable, DeadlineExceeded):  # it is being started again
+                self._note(proxy.tenants())
 
     def close(self) -> None:
         self._tell()
@@ -85,11 +92,24 @@ class Desk:
                 why = f": {entry.failure}" if entry.failure is not None else ""
                 self._console.print(f"{id} {entry.state}{why}", highlight=False)
 
-    def _collect(self, proxy: ControlClient) -> None:
-        try:
-            tenants = proxy.tenants().tenants
-        except RollmillError:  # it is being started again
-            return
+    def _note(self, status: ServiceStatus) -> None:
+        """Write down what the engines did since this service was started: `engines.json`."""
+        busy = float(status.engine.get("busy_s", 0.0))
+        if self._since is None or busy < self._since[1]:  # an engine that was started again counts from 0
+            self._since = (time(), busy)
+        since, before = self._since
+        told = {
+            "since": since,
+            "now": time(),
+            "busy_s": busy - before,
+            "engines": max(1, status.engine.get("ready", 1)),
+        }
+        self._store.put(f"{self._service.prefix}engines.json", json.dumps(told).encode())
+        if monotonic() - self._collected >= GARBAGE_S:
+            self._collected = monotonic()
+            self._collect(status.tenants)
+
+    def _collect(self, tenants: Mapping[str, TenantStatus]) -> None:
         for entry in self._book.jobs.running:
             config = entry.job.run(self._service)
             found = tenants.get(config.served_as)

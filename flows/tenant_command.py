@@ -54,12 +54,13 @@ def submit(
     service: ServiceArgument,
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A YAML file; see docs/tenants.md.")],
     overrides: SetOption = [],  # noqa: B006
+    fields: Annotated[list[str], typer.Option("--job", help="Override one field of the job. Repeatable.")] = [],  # noqa: B006
 ) -> None:
     """Hand a job in. It waits for a place, then it runs."""
     from flows.tenant_service import load_job
 
-    with tenants_of(service) as tenants:
-        entry = tenants.submit(load_job(str(job), overrides))
+    with tenants_of(service, overrides) as tenants:
+        entry = tenants.submit(load_job(str(job), fields))
         console.print(f"{entry.job.id} is {entry.state}", highlight=False)
 
 
@@ -67,10 +68,11 @@ def submit(
 @one_line_errors
 def list_(
     service: ServiceArgument,
+    overrides: SetOption = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="All figures, as JSON.")] = False,
 ) -> None:
     """The jobs: how far they are, and what each got and gave."""
-    with tenants_of(service) as tenants:
+    with tenants_of(service, overrides) as tenants:
         from flows.tenant_service import as_json
 
         rows = tenants.figures()
@@ -78,13 +80,15 @@ def list_(
             typer.echo(as_json(rows))
         else:
             console.print(tenants.table(rows), highlight=False, soft_wrap=True, markup=False)
+            for kind, share in tenants.utilisation().items():
+                console.print(f"{kind} busy {share:.0%}, idle {1 - share:.0%}", highlight=False)
 
 
 @app.command()
 @one_line_errors
-def watch(service: ServiceArgument) -> None:
+def watch(service: ServiceArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """The same, as it changes, until interrupted."""
-    with tenants_of(service) as tenants, Live(console=console, auto_refresh=False) as live:
+    with tenants_of(service, overrides) as tenants, Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(tenants.table(), refresh=True)
             sleep(WATCH_S)
@@ -95,10 +99,11 @@ def watch(service: ServiceArgument) -> None:
 def config(
     service: ServiceArgument,
     job: JobArgument,
+    overrides: SetOption = [],  # noqa: B006
     to: Annotated[Path | None, typer.Option(help="A file to write it to.")] = None,
 ) -> None:
     """A job as the configuration of a run, for `rollmill versions`, `samples`, `audit`, `evaluate` and so on."""
-    with tenants_of(service) as tenants:
+    with tenants_of(service, overrides) as tenants:
         from flows.tenant_service import as_yaml, write_config
 
         found = tenants.config(job)
@@ -110,43 +115,68 @@ def config(
 
 @app.command()
 @one_line_errors
-def pause(service: ServiceArgument, job: JobArgument) -> None:
+def pause(service: ServiceArgument, job: JobArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """Let a job rest: what it has in flight ends, and is drawn again when it goes on."""
-    _order(service, job, "pause")
+    _order(service, job, "pause", overrides)
 
 
 @app.command()
 @one_line_errors
-def resume(service: ServiceArgument, job: JobArgument) -> None:
+def resume(service: ServiceArgument, job: JobArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """Let a job that was paused, or failed, go on from its newest commit."""
-    _order(service, job, "resume")
+    _order(service, job, "resume", overrides)
 
 
 @app.command()
 @one_line_errors
-def cancel(service: ServiceArgument, job: JobArgument) -> None:
+def cancel(service: ServiceArgument, job: JobArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """End a job for good. What it made stays."""
-    _order(service, job, "cancel")
+    _order(service, job, "cancel", overrides)
 
 
 @app.command()
 @one_line_errors
-def delete(service: ServiceArgument, job: JobArgument) -> None:
+def delete(service: ServiceArgument, job: JobArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """Delete what a job that is over made, but for its log. The service does it."""
-    _order(service, job, "delete")
+    _order(service, job, "delete", overrides)
 
 
-def _order(service: str, job: str, order: Order) -> None:
-    with tenants_of(service) as tenants:
+@app.command()
+@one_line_errors
+def credentials(
+    service: ServiceArgument,
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose.")],
+    overrides: SetOption = [],  # noqa: B006
+    policy: Annotated[bool, typer.Option("--policy", help="The policy for AWS instead.")] = False,
+) -> None:
+    """Keys of the embedded store that read what is TENANT's and nothing else, as lines for a shell."""
+    import json
+
+    with tenants_of(service, overrides) as tenants:
+        from infra.services.grants import grant, tenant_policy
+
+        found = tenants.service
+        if policy:
+            typer.echo(json.dumps(tenant_policy(found.store.bucket, tenant, found.name), indent=2))
+            return
+        own = grant(tenant, found.name)
+        typer.echo(
+            f"export AWS_ACCESS_KEY_ID={own.access_key}\nexport AWS_SECRET_ACCESS_KEY={own.secret_key}\n"
+            f"export AWS_ENDPOINT_URL_S3={own.endpoint_url}"
+        )
+
+
+def _order(service: str, job: str, order: Order, overrides: list[str]) -> None:
+    with tenants_of(service, overrides) as tenants:
         console.print(f"{job} is {tenants.order(job, order).state}", highlight=False)
 
 
 @contextmanager
-def tenants_of(service: str) -> Iterator[Tenants]:
+def tenants_of(service: str, overrides: list[str]) -> Iterator[Tenants]:
     """The service as its store tells it."""
     from flows.tenant_service import Tenants, load_service
 
-    given = load_service(service)
+    given = load_service(service, overrides)
     with services(("s3",)):
         from flows.prepare import reach
         from flows.tenants import find_service

@@ -76,11 +76,13 @@ class Playing:
     looked: float = 0.0
     wanted: list[Uid] = field(default_factory=list)
     """What may start, as of the last look."""
+    over: bool = False
+    """Whether its last version is committed."""
 
     @property
     def complete(self) -> bool:
         """Whether the trainer has all that it needs."""
-        return self.seen[0] is not None and not self.wanted and not self.feeder.in_flight
+        return self.seen[0] is not None and not self.over and not self.wanted and not self.feeder.in_flight
 
 
 class Usage:
@@ -130,6 +132,8 @@ class Rollout:
         most = service.trajectories or min(LARGE, int(self._pools[HardwareClass.CPU]))
         self._concurrency = Concurrency(slots_of(service), min(2, most), most)
         self._limit, self._booked, self._loaded = self._concurrency.limit, 0.0, 0.0
+        self._round: dict[str, int] = {}
+        """With the schedule `rounds`: the version that each job rolls out."""
 
     def run(self) -> None:
         try:
@@ -202,8 +206,8 @@ class Rollout:
         if seen == playing.seen and now - playing.looked < LOOK_S:
             return
         playing.seen, playing.looked, playing.since = seen, now, now
-        over = playing.feeder.trained()
-        playing.wanted = [] if over else playing.feeder.admissible(serving)
+        playing.over = playing.feeder.trained()
+        playing.wanted = [] if playing.over else playing.feeder.admissible(serving)
 
     def _wait(self, playing: Playing, now: float, trouble: str | None) -> None:
         """Nothing of it is served: for its trainer to make a version, or for the proxy to load it."""
@@ -225,10 +229,12 @@ class Rollout:
 
     def _admit(self) -> None:
         free = self._limit - self._in_flight
+        if self._service.schedule == "rounds":
+            self._begin_round()
         demands = {
             id: Demand(len(p.wanted) * p.feeder.members, p.feeder.in_flight, p.feeder.members)
             for id, p in self._playing.items()
-            if p.wanted
+            if p.wanted and self._round.get(id, p.seen[0]) == p.seen[0]
         }
         if free <= 0 or not demands:
             return
@@ -242,6 +248,14 @@ class Rollout:
             with self._alone(id):
                 playing.feeder.start(playing.wanted[:groups], serving)
                 playing.wanted = playing.wanted[groups:]
+
+    def _begin_round(self) -> None:
+        """Once every job has trained the version of this round, or is over, all begin the next."""
+        serving = {id: p.seen[0] for id, p in self._playing.items() if not p.over}
+        if all(version is not None and version != self._round.get(id) for id, version in serving.items()):
+            self._round = {id: version for id, version in serving.items() if version is not None}
+        else:
+            self._round |= {id: -1 for id in serving.keys() - self._round.keys()}  # it came in the middle of a round
 
     def _collect(self) -> int:
         """Take what ended; how many groups that were."""

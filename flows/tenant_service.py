@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
 import yaml
@@ -102,6 +102,20 @@ class Tenants:
         with suppress(NotFound):
             tokens = int(json.loads(self._store.get(f"{prefix}usage.json"))["tokens"])
         return figures(entry, steps, tokens)
+
+    def utilisation(self) -> dict[str, float]:
+        """Of engines and trainers since the service was started: the share of the time that they were busy, of all of a
+        kind together; what was not told yet is left out."""
+        prefix = self.service.prefix
+        kinds = {"engines": [f"{prefix}engines.json"]}
+        kinds["trainers"] = [f"{prefix}trainers/{n}.json" for n in range(self.service.trainers)]
+        found = {}
+        for kind, keys in kinds.items():
+            told = [json.loads(self._store.get(key)) for key in keys if self._store.exists(key)]
+            wall = sum((one.get("now", time()) - one["since"]) * one.get("engines", 1) for one in told)
+            if wall > 0:
+                found[kind] = sum(one["busy_s"] for one in told) / wall
+        return found
 
     def table(self, rows: Sequence[JobFigures] | None = None) -> str:
         """The figures as text."""

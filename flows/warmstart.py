@@ -69,7 +69,8 @@ def warmstart(name: str, session: Session) -> Path:
 
 
 def _digest(config: RunConfig) -> str:
-    """Of everything that the warm start depends on."""
+    """Of everything that the warm start depends on; it trains the base, whatever adapter comes upon it."""
     tree = json.loads(dumps(config))
     parts = {key: tree[key] for key in ("model", "domains", "seed", "rollout")}
+    del parts["model"]["lora"]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from infra.proxy.secret import CONTROL_KEY
-from rl.config.load import loads
+from rl.config.load import loads, loads_as
+from rl.config.tenants import ServiceConfig
 from rl.placement import runs_on
 from tasks.child import supervise
 
@@ -30,4 +31,5 @@ def train_tenants(run: str, service_file: str, trainer: int, proxy_url: str, key
     `control`. Raises ProcessFailed, Crashed (Unwanted at its end)."""
     path = Path(service_file)
     module = ["infra.training.tenants", service_file, "--trainer", str(trainer), "--proxy-url", proxy_url]
-    supervise(run, module, path.parent / "logs" / f"trainer-{trainer}.log", 1, {CONTROL_KEY: key})
+    threads = loads_as(ServiceConfig, path.read_text()).threads
+    supervise(run, module, path.parent / "logs" / f"trainer-{trainer}.log", threads, {CONTROL_KEY: key})

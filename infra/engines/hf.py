@@ -57,9 +57,10 @@ class HFEngine:
         threads: int = 1,
         deterministic: bool = False,
         base_version: int | None = None,
+        mixed_adapters: bool = True,
     ):
         self.capabilities = Capabilities(
-            mixed_adapters=True,
+            mixed_adapters=mixed_adapters,
             continues_across_update=True,
             deterministic=deterministic,
             prefix_cache=not deterministic,
@@ -78,7 +79,7 @@ class HFEngine:
         """Tokens of one sequence, prompt included."""
         self.capacity: int = slots.longest
         """Tokens whose keys and values have room."""
-        self._loop = TokenLoop(module, slots, AdapterBank(module), threads)
+        self._loop = TokenLoop(module, slots, AdapterBank(module), threads, mixed_adapters)
         if base_version is not None:
             self._loop.versions[BASE] = base_version
         self._ready: OrderedDict[tuple[str, int], Any] = OrderedDict()
@@ -201,8 +202,8 @@ class HFEngine:
 
     async def stats(self) -> dict[str, Any]:
         """Counters since the start: requests, tokens generated, prefilled and reused from a prefix, rows preempted,
-        swaps; rows running, waiting, kept; seconds busy; whether it is paused; the share of the room for keys and values
-        that running rows take."""
+        swaps; rows running, waiting, kept; seconds busy; whether it is paused; the share of the room for keys and
+        values that running rows take."""
         loop = self._loop
         return {
             "kv_usage": sum(len(row.tokens) for row in list(loop.slots.running)) / self.capacity,

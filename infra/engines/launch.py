@@ -50,6 +50,7 @@ async def start_engine(
                 dtype=config.model.dtype,
                 max_batch=section.max_batch,
                 threads=section.threads,
+                mixed_adapters=section.mixed_adapters,
             )
         )
         try:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class TokenLoop:
     """`start` it once; talk to it by `submit` and `call` from any thread."""
 
-    def __init__(self, module: torch.nn.Module, slots: Slots, bank: AdapterBank, threads: int):
+    def __init__(self, module: torch.nn.Module, slots: Slots, bank: AdapterBank, threads: int, mixed: bool = True):
         self.versions: dict[str, int] = {}
         self.counters = dict.fromkeys(
             ("requests", "tokens_generated", "tokens_prefilled", "tokens_reused", "preempted", "swaps"), 0
@@ -48,7 +48,7 @@ class TokenLoop:
         self.slots, self.bank = slots, bank
         self.waiting: deque[Row] = deque()
         self._unanswered: set[Row] = set()
-        self._module, self._threads = module, threads
+        self._module, self._threads, self._mixed = module, threads, mixed
         self._device = next(module.parameters()).device
         self._dtype = next(module.parameters()).dtype
         self._posted: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -172,15 +172,22 @@ class TokenLoop:
                 future.set_exception(error)
 
     def _token(self) -> None:
-        while self.waiting and self.slots.has_room():
-            self.counters["tokens_reused"] += self.slots.join(self.waiting[0])
-            self.waiting.popleft()
+        while self.slots.has_room() and (row := self._next()) is not None:
+            self.counters["tokens_reused"] += self.slots.join(row)
+            self.waiting.remove(row)
         longest = max(len(row.tokens) for row in self.slots.running)
         preempted = self.slots.reserve(longest)
         self.counters["preempted"] += len(preempted)
         self.waiting.extendleft(preempted)
         self._prefill()
         self._decode(self.slots.running)
+
+    def _next(self) -> Row | None:
+        """Which waiting row may join the batch: the first, or the first of the one tenant that is in it."""
+        if self._mixed or not self.slots.running:
+            return self.waiting[0] if self.waiting else None
+        tenant = self.slots.running[0].tenant
+        return next((row for row in self.waiting if row.tenant == tenant), None)
 
     def _prefill(self) -> None:
         """Cache all but the last token of every row, in padded batches of rows of like length."""

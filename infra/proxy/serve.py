@@ -100,6 +100,7 @@ def embedded(config: RunConfig, base: Path) -> Engine:
         max_batch=config.engine.max_batch,
         threads=config.engine.threads,
         deterministic=config.deterministic,
+        mixed_adapters=config.engine.mixed_adapters,
     )
 
 

@@ -84,7 +84,7 @@ def up(
     home = _resolve(data_dir)
     asked = ports or Ports()
     services = [SERVICES[name] for name in which]
-    with _locked(home):
+    with locked(home):
         records = state.load(home)
         missing = []
         for service in services:
@@ -115,7 +115,7 @@ def down(data_dir: Path | str | None = None, which: Sequence[str] = ALL) -> list
     home = _resolve(data_dir)
     if not home.exists():
         return []
-    with _locked(home):
+    with locked(home):
         try:
             records = state.load(home)
         except StateUnreadable:
@@ -146,7 +146,7 @@ def _resolve(data_dir: Path | str | None) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def locked(home: Path) -> Iterator[None]:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)  # holds credentials and databases
     path = home / "services.lock"
     try:

@@ -61,6 +61,9 @@ class HFEngineSection(Section):
     """Sequences decoded together."""
     threads: Annotated[int, Field(ge=1)] = 1
     """torch threads."""
+    mixed_adapters: bool = True
+    """Whether one batch may hold sequences of several tenants. Off, it is of one tenant at a time: what mixing is
+    measured against."""
     device: str = "auto"
     """torch device; auto takes a GPU where there is one."""
     hardware: GpuClass = "bandwidth_gpu"

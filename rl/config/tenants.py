@@ -7,7 +7,7 @@ store), nor run code that its operator did not install, unless the service says 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -62,6 +62,8 @@ class ServiceConfig(Section):
     and run in the service's workers, beside the other tenants. Without it, what is installed can be named."""
     trainers: Annotated[int, Field(ge=1)] = 1
     """Trainer processes, which train different jobs at the same time. Each holds the base."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """torch threads of each trainer."""
     resident: Annotated[int, Field(ge=1)] = 8
     """Jobs whose adapter and optimizer a trainer holds in memory; those of the others lie in the store until their
     next step."""
@@ -69,6 +71,9 @@ class ServiceConfig(Section):
     """Jobs that run at once; further ones wait, in the order of priority and arrival."""
     trajectories: Annotated[int, Field(ge=2)] | None = None
     """Trajectories in flight at once, of all jobs together. None follows what the engines have room for."""
+    schedule: Literal["free", "rounds"] = "free"
+    """`free`: every job rolls out as soon as its own version is served. `rounds`: all jobs roll out one version each,
+    and no one begins the next before all have trained it; synchronous, what asynchrony is measured against."""
     largest_rank: Annotated[int, Field(ge=1, le=512)] = 64
     """Largest rank of an adapter."""
     queue: QueueSection = QueueSection()
@@ -211,6 +216,11 @@ class Job(Section):
             raise ConfigError(
                 f"job {self.id}: training.processes ({self.training.processes}): a job is trained by one process of "
                 f"its service; leave it away"
+            )
+        if self.training.threads != 1:
+            raise ConfigError(
+                f"job {self.id}: training.threads ({self.training.threads}): the trainers of a service have its "
+                f"threads; leave it away"
             )
         if self.training.checkpoint_every != 1:
             raise ConfigError(

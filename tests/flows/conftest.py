@@ -39,9 +39,13 @@ class Rollmill:
     home: Path
     env: dict[str, str]
 
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "flows.cli", *arguments]
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *arguments],
+            self.command(*arguments),
             env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

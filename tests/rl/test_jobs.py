@@ -152,6 +152,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"quota": 7}, "quota (7) is below training.group_size (8): no group could run; raise it"),
     ({"training": {"processes": 2}}, "training.processes (2): a job is trained by one process"),
+    ({"training": {"threads": 2}}, "training.threads (2): the trainers of a service have its threads"),
     ({"training": {"checkpoint_every": 2}}, "training.checkpoint_every (2): every version of a job is a point"),
     ({"tenant": "services"}, "tenant ('services') is where services keep their own; choose another"),
     ({"engine": {}}, "job.yaml: engine: unknown field; known fields: budget"),

@@ -166,7 +166,7 @@ def test_concurrent_ups_start_one_server(home: Path) -> None:
 
 def test_a_held_lock_is_a_named_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOCK_TIMEOUT_S", 0.2)
-    with supervisor._locked(home):
+    with supervisor.locked(home):
         thread_error: list[BaseException] = []
 
         def other() -> None:

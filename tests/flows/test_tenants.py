@@ -1,0 +1,172 @@
+"""A service with real processes: tenants come and go, and what one of them does wrong hurts that one alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.tenant_service import Tenants, load_service
+from flows.tenants import find_service
+from infra.store.log import CommitLog
+from infra.store.objects import ObjectStore
+from rl.ledger import Ledger
+from rl.records import Step
+from rl.trajectory import Uid
+from tests.flows.conftest import Rollmill
+from tests.flows.test_runs import find, wait_until
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SETS = ("foreign_code=true", "engine.max_batch=32", "pools={type: local, compute_gpu: 2, cpu: 64, lambda: 8}",
+        "deadlines.environment_step=1", "deadlines.trajectory=20", "trainers=2", "resident=2")  # fmt: skip
+TRAINING = {"groups_per_step": 2, "group_size": 4, "learning_rate": 1e-3, "micro_batch_size": 64}
+ROLLOUT = {"max_new_tokens": 8, "max_tokens": 384, "member_retries": 0, "max_consecutive_failures": 3}
+
+
+def job(tenant: str, steps: int = 3, **changes: Any) -> dict[str, Any]:
+    training = TRAINING | {"steps": steps}
+    return {"tenant": tenant, "name": "lake", "domains": ["frozen_lake"], "training": training, "rollout": ROLLOUT,
+            "lora": {"rank": 4}} | changes  # fmt: skip
+
+
+def own(**domain: Any) -> list[dict[str, Any]]:
+    return [{"name": "own", "environment": "frozen_lake", "max_turns": 4} | domain]
+
+
+@contextmanager
+def serving(rollmill: Rollmill, name: str) -> Iterator[tuple[Tenants, subprocess.Popen[str], Path]]:
+    """The service in a process of its own, up; what it says goes to the file."""
+    sets = [part for value in (f"name={name}", *SETS) for part in ("--set", value)]
+    said = rollmill.home / f"{name}-{time.monotonic_ns()}.out"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            rollmill.command("tenants", "serve", "lake", *sets), env=rollmill.env, stdout=output,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait_until(lambda: "is up" in said.read_text() or process.poll() is not None, "the service")
+        assert process.poll() is None, said.read_text()
+        service = load_service("lake", [f"name={name}", *SETS])
+        yield Tenants(find_service(ObjectStore.connect(service.store), name)), process, said
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(90)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+def steps_of(store: ObjectStore, id: str) -> list[Step]:
+    """Fold the whole log of a job anew and check what must hold; its steps."""
+    records = list(CommitLog(store, f"{id}/", "test").records(1))
+    ledger, trained = Ledger(), set()
+    for record in records:
+        ledger.apply(record)
+        if isinstance(record, Step):
+            uids = set(map(Uid.parse, record.trained))
+            assert not uids & trained
+            trained |= uids
+    return [record for record in records if isinstance(record, Step)]
+
+
+def base_of(store: ObjectStore, name: str) -> str:
+    return hashlib.sha256(b"".join(store.get(key) for key in sorted(store.keys(f"services/{name}/base/")))).hexdigest()
+
+
+def test_tenants_come_and_go_and_one_that_does_wrong_hurts_itself_alone(rollmill: Rollmill, tmp_path: Path):
+    name = "shop"
+    with serving(rollmill, name) as (tenants, process, said):
+        store = ObjectStore.connect(tenants.service.store)
+        base = base_of(store, name)
+        children = psutil.Process(process.pid).children(recursive=True)
+        file = tmp_path / "eve.yaml"
+        file.write_text(json.dumps(job("eve", lora={"rank": 0})))
+        code, output = rollmill("tenants", "submit", "lake", str(file), "--set", f"name={name}")
+        assert code == 2 and "lora.rank" in output and "(found 0)" in output and "Traceback" not in output
+        wrong = {
+            "bob": job("bob", domains=own(reward="tests.flows.tenants_code:raises")),
+            "cyd": job("cyd", domains=own(environment="tests.tasks.bad_environments:HangsInStep")),
+            "dan": job("dan", steps=50, budget=100),
+        }
+        for one in (job("ann"), *wrong.values(), job("fay", steps=40), job("gus", steps=40), job("hal", steps=40)):
+            tenants.submit(one)
+        assert "RewardFailure" in (why := tenants.wait("bob/lake", 240).failure or "") or "reward_error" in why, why
+        assert "environment_timeout" in (tenants.wait("cyd/lake", 240).failure or "")
+        assert "BudgetSpent: it has generated" in (tenants.wait("dan/lake", 240).failure or "")
+        assert tenants.wait("ann/lake", 240).state == "done", said.read_text()
+
+        wait_until(lambda: len(steps_of(store, "fay/lake")) > 2, "fay's first steps")
+        assert tenants.order("fay/lake", "pause").state == "paused"
+        assert tenants.order("gus/lake", "cancel").state == "cancelled"
+        wait_until(lambda: "fay/lake paused" in said.read_text(), "the pause")
+        settled = quiet(lambda: len(steps_of(store, "fay/lake")))
+        assert tenants.order("fay/lake", "resume").state == "waiting"
+        wait_until(lambda: len(steps_of(store, "fay/lake")) > settled, "fay going on")
+        assert tenants.order("bob/lake", "delete").state == "deleting"
+        wait_until(lambda: tenants.job("bob/lake").state == "deleted", "the deletion")
+        assert all(key.startswith("bob/lake/log/") for key in store.keys("bob/lake/"))
+        tenants.order("fay/lake", "cancel")
+        tenants.order("hal/lake", "cancel")
+
+        steps = steps_of(store, "ann/lake")
+        assert [s.version for s in steps] == [0, 1, 2, 3] and all(s.alpha == 0 for s in steps)
+        assert len({s.weights_sha256 for s in steps}) == 4, "every step changed the adapter"
+        assert base_of(store, name) == base, "nobody changes the base"
+        code, output = rollmill("tenants", "list", "lake", "--json", "--set", f"name={name}")
+        assert code == 0, output
+        rows = {row["job"]: row for row in json.loads(output[output.index("[") :])}
+        assert rows["ann/lake"]["time_to_first_step"] > 0 and rows["ann/lake"]["tokens"] > 0
+        assert rows["ann/lake"]["logprob_gap"] < 1e-3 and "bob/lake" not in rows
+        assert sum(row["cost_share"] for row in rows.values()) == pytest.approx(1)
+
+        config = tmp_path / "ann.yaml"
+        code, output = rollmill("tenants", "config", "lake", "ann/lake", "--to", str(config), "--set", f"name={name}")
+        assert code == 0, output
+        code, output = rollmill("audit", str(config))
+        assert code == 0, output
+    assert process.returncode in (0, 130)
+    gone = psutil.wait_procs(children, timeout=60)
+    assert not gone[1], gone[1]
+
+
+def quiet(count: Callable[[], int], seconds: float = 4.0, deadline_s: float = 60.0) -> int:
+    """The count, once it has not changed for so long."""
+    end, known, since = time.monotonic() + deadline_s, count(), time.monotonic()
+    while time.monotonic() - since < seconds:
+        assert time.monotonic() < end, f"it goes on to change: {known}"
+        time.sleep(0.2)
+        if (now := count()) != known:
+            known, since = now, time.monotonic()
+    return known
+
+
+@pytest.mark.full
+def test_a_service_whose_processes_are_killed_goes_on_from_the_store(rollmill: Rollmill):
+    name = "kills"
+    with serving(rollmill, name) as (tenants, process, said):
+        for tenant in ("kim", "lou", "max"):
+            tenants.submit(job(tenant, steps=12))
+        store = ObjectStore.connect(tenants.service.store)
+        for module in ("flows.tenant_rollout", "infra.training.tenants"):
+            wait_until(lambda: all(len(steps_of(store, f"{t}/lake")) > 1 for t in ("kim", "lou")), "steps")
+            victim = find(process, module)
+            assert victim is not None, said.read_text()
+            victim.kill()
+            wait_until(lambda m=module, v=victim: (now := find(process, m)) is not None and now.pid != v.pid, module)
+        process.kill()
+        process.wait(30)
+    with serving(rollmill, name) as (tenants, process, said):
+        for tenant in ("kim", "lou", "max"):
+            assert tenants.wait(f"{tenant}/lake", 300).state == "done", said.read_text()
+            assert [s.version for s in steps_of(store, f"{tenant}/lake")] == list(range(13))
