@@ -14,17 +14,15 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from infra.store.jobs import JobBook
 from infra.training.blame import Blame
 from infra.training.desk import Desk, Outcome, Shop
 from rl.config.tenants import ServiceConfig
 from rl.errors import RollmillError
-from rl.fairness import TenantShare
-from rl.jobs import Entry, JobRefused, State
+from rl.jobs import Entry, JobRefused, State, shares
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +71,9 @@ class Manager:
         ours = {e.job.id: e for e in jobs.of(State.RUNNING) if e.trainer == self._number}
         self._let_go(ours)
         for desk in list(self._desks.values()):
-            if desk.outcome is not None:
-                self._end(desk, desk.outcome)
-        self._shop.turns.entitle(shares(ours))
+            if desk.outcome is not None and self._end(desk, desk.outcome):
+                del ours[desk.id]
+        self._shop.turns.entitle(shares(ours.values()))
         for id, entry in ours.items():
             if id not in self._desks and self._may_begin(entry):
                 self._begin(entry)
@@ -123,16 +121,19 @@ class Manager:
         log.info("job %s: begun", id)
         self._desks[id] = Desk(id, config, self._shop, lambda: max(1.0, len(self._desks) / CROWD))
 
-    def _end(self, desk: Desk, outcome: Outcome) -> None:
+    def _end(self, desk: Desk, outcome: Outcome) -> bool:
+        """Whether its job is over."""
         id = desk.id
         del self._desks[id]
         if outcome.let_go:
             log.info("job %s: another trainer has it", id)
             self._left.add(id)
-        elif outcome.passing and self._again(id, desk.steps > 0):
+            return False
+        if outcome.passing and self._again(id, desk.steps > 0):
             log.warning("job %s: will be tried again: %s", id, outcome.reason)
-        else:
-            self._over(id, None if outcome.error is None else outcome.reason)
+            return False
+        self._over(id, None if outcome.error is None else outcome.reason)
+        return True
 
     def _again(self, id: str, got_on: bool) -> bool:
         trouble = self._trouble.get(id)
@@ -168,12 +169,3 @@ class Manager:
         }
         key = f"{self._service.prefix}trainers/{self._number}.json"
         self._shop.store.put(key, json.dumps(status).encode())
-
-
-def shares(ours: dict[str, Entry]) -> dict[str, TenantShare]:
-    """What each job may have of this trainer."""
-    jobs = Counter(entry.job.tenant for entry in ours.values())
-    return {
-        id: replace(entry.job.share, weight=entry.job.share.weight / jobs[entry.job.tenant])
-        for id, entry in ours.items()
-    }

@@ -26,6 +26,7 @@ from infra.compute.scratch import scratch
 from infra.proxy.auth import tenant_key
 from infra.proxy.secret import control_key
 from infra.store.directories import pull_directory
+from infra.store.errors import StoreUnavailable
 from infra.store.jobs import JobBook
 from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
@@ -77,7 +78,7 @@ def train(
 ) -> None:
     """Train what the job book says is this trainer's, until `stop`, with files below `directory`. Raises a
     RollmillError."""
-    setup.prepare_process(1)
+    setup.prepare_process(service.threads)
     stop = stop or threading.Event()
     with ExitStack() as stack:
         work_dir = stack.enter_context(scratch(directory, f"trainer-{number}"))
@@ -92,7 +93,7 @@ def train(
         stack.callback(manager.close, CLOSE_S)
         stack.callback(turns.close)
         watch = stack.enter_context(_Watch(manager.look))
-        log.info("trainer %d: base %s, up to %d jobs in memory", number, roster.base_sha256[:12], service.resident)
+        log.info("trainer %d: up to %d jobs in memory", number, service.resident)
         while not stop.is_set():
             turns.serve(PERIOD_S / 2)
             watch.check()
@@ -128,7 +129,10 @@ class _Watch:
     def _run(self) -> None:
         try:
             while not self._ended.is_set():
-                self._look()
+                try:
+                    self._look()
+                except StoreUnavailable as error:  # for a while: the service itself gives up, if that is to be
+                    log.warning("the job book can not be read: %s", error)
                 self._ended.wait(PERIOD_S)
         except BaseException as error:
             self._failure = error

@@ -13,8 +13,10 @@ import pytest
 from infra.services.endpoints import S3Endpoint
 from infra.store.jobs import JobBook
 from infra.store.log import CommitLog
+from infra.store.reader import LogReader
 from rl.config.run import RunConfig
 from rl.jobs import State
+from rl.records import Fence
 from tests.training.market import Market, done
 from tests.training.small import make_group
 
@@ -52,6 +54,7 @@ def test_jobs_that_exceed_memory_are_trained_as_if_alone(market: Callable[..., M
         assert [s.version for s in steps] == [0, 1, 2, 3]
         assert [uid for s in steps for uid in s.trained] == [f"{i}.0" for i in range(9)]
         assert all(s.state.full for s in steps)
+        assert sum(isinstance(record, Fence) for record in LogReader(at.store, run.prefix).records()) == 1
         assert at.hashes(run) == at.alone(job)
         assert set(at.proxy.by_tenant[job.id]) == {"suspend", "update", "resume", "prefetch"}
         for step in steps[1:]:
@@ -171,6 +174,7 @@ def test_a_job_that_another_process_took_is_left_to_it(market: Callable[..., Mar
 KILLED = """
 import os, signal
 from infra.store.log import CommitLog
+from infra.store.reader import LogReader
 append = CommitLog.append_step
 def die(self, **more):
     if self.ledger.next_version == 2:
