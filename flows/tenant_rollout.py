@@ -49,6 +49,8 @@ from rl.trajectory import Uid
 from tasks.runtime import run_key
 
 POLL_S = 0.05
+STATUS_S = 0.1
+"""Between two questions to the proxy, which costs the engine within it."""
 BOOK_S = 0.5
 LOOK_S = 1.0
 """Between two looks into a job's log while nothing is known to have changed."""
@@ -131,7 +133,8 @@ class Rollout:
         self._playing: dict[str, Playing] = {}
         most = service.trajectories or min(LARGE, int(self._pools[HardwareClass.CPU]))
         self._concurrency = Concurrency(slots_of(service), min(2, most), most)
-        self._limit, self._booked, self._loaded = self._concurrency.limit, 0.0, 0.0
+        self._limit = self._concurrency.limit
+        self._booked = self._loaded = self._asked = 0.0
         self._round: dict[str, int] = {}
         """With the schedule `rounds`: the version that each job rolls out."""
 
@@ -141,9 +144,10 @@ class Rollout:
                 if monotonic() - self._booked >= BOOK_S:
                     self._booked = monotonic()
                     self._follow(self._book.sync().running)
-                status = served(self._service.host, self._proxy.tenants)
-                self._look(status)
-                self._admit()
+                if monotonic() - self._asked >= STATUS_S:
+                    self._look(served(self._service.host, self._proxy.tenants))
+                    self._asked = monotonic()
+                    self._admit()
                 if not self._collect():
                     sleep(POLL_S)
         finally:

@@ -63,14 +63,19 @@ def run(config: RunConfig, name: str, hardware: str, proxy: str, host: str, work
         contextlib.closing(WeightStore.open(config.weights, store)) as weights,
     ):
         base = pull_directory(store, config.base_prefix, None, own / "base")
-        log = CommitLog(store, config.prefix, f"engine-{uuid.uuid4().hex[:8]}")
-        source = VersionSource(log, config.prefix, config.policy, own / "states", weights.pull)
+        sources: dict[str, VersionSource] = {}
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
         async def fetch(tenant: str, version: int, directory: str) -> Path:
             if Path(directory).is_dir():
                 return Path(directory)
+            if tenant not in sources:
+                prefix = prefix_of(config, tenant)
+                log = CommitLog(store, prefix, f"engine-{uuid.uuid4().hex[:8]}")
+                states = own / "states" / (tenant or "whole")
+                sources[tenant] = VersionSource(log, prefix, config.policy, states, weights.pull)
+            source = sources[tenant]
             return await source.directory(await source.look(), version)
 
         async def main() -> None:
@@ -86,10 +91,16 @@ def run(config: RunConfig, name: str, hardware: str, proxy: str, host: str, work
                         await started.engine.close()  # what is in flight ends, so that the server can
                         await serving
             finally:
-                source.close()
+                for source in sources.values():
+                    source.close()
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
+
+
+def prefix_of(config: RunConfig, tenant: str) -> str:
+    """Where the versions of a policy lie: of this run's own, or of a job of the service whose host it is."""
+    return config.prefix if tenant == config.served_as else f"{tenant.replace('.', '/', 1)}/"
 
 
 async def _report(

@@ -58,8 +58,9 @@ class ServiceConfig(Section):
     domains: Annotated[tuple[DomainSection, ...], Field(min_length=1)]
     """Domains that jobs may ask for by name; a tiny base is warmed up on their experts."""
     foreign_code: bool = False
-    """Whether a job may name environments, rewards and advantages by `module:attribute`: whatever it names is imported
-    and run in the service's workers, beside the other tenants. Without it, what is installed can be named."""
+    """Whether a job may bring environments of its own choice, with options of its own, and rewards and advantages by
+    `module:attribute`: whatever they name is run in the service's workers, beside the other tenants. Without it a job
+    takes domains that are offered, and may give them another installed reward, weight or limits."""
     trainers: Annotated[int, Field(ge=1)] = 1
     """Trainer processes, which train different jobs at the same time. Each holds the base."""
     threads: Annotated[int, Field(ge=1)] = 1
@@ -154,7 +155,8 @@ class Job(Section):
     training: TrainingSection = TrainingSection()
     rollout: RolloutSection = RolloutSection()
     staleness: StalenessSection = StalenessSection(alpha=ALPHA)
-    evaluation: EvaluationSection = EvaluationSection(problems=0)
+    evaluation: EvaluationSection = EvaluationSection()
+    """What `rollmill evaluate` plays; the service itself evaluates nothing."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """Higher goes first, in the trainers' queue and in the engines."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -217,6 +219,11 @@ class Job(Section):
                 f"job {self.id}: training.processes ({self.training.processes}): a job is trained by one process of "
                 f"its service; leave it away"
             )
+        if self.evaluation.every is not None:
+            raise ConfigError(
+                f"job {self.id}: evaluation.every ({self.evaluation.every}): a service evaluates nothing on the way; "
+                f"leave it away, and use `rollmill evaluate`"
+            )
         if self.training.threads != 1:
             raise ConfigError(
                 f"job {self.id}: training.threads ({self.training.threads}): the trainers of a service have its "
@@ -227,25 +234,30 @@ class Job(Section):
                 f"job {self.id}: training.checkpoint_every ({self.training.checkpoint_every}): every version of a job "
                 f"is a point to go on from, for its trainer may have to let go of it; leave it away"
             )
-        if not service.foreign_code and (found := next(iter(self._foreign()), None)) is not None:
+        if not service.foreign_code and (found := next(iter(self._foreign(service)), None)) is not None:
             raise ConfigError(
-                f"job {self.id}: {found} is code of one's own, which service {service.name!r} does not run "
-                f"(foreign_code is false); name one that is installed"
+                f"job {self.id}: {found} is code of one's own choice, which service {service.name!r} does not run "
+                f"(foreign_code is false); take a domain that it offers, and what is installed"
             )
 
-    def _foreign(self) -> list[str]:
-        """What the job wants imported that nobody installed."""
-        named = {"training.advantage": self.training.advantage}
+    def _foreign(self, service: ServiceConfig) -> list[str]:
+        """What the job wants run that the service does not offer. Options of an environment may name a program."""
+        found = []
+        if ":" in self.training.advantage:
+            found.append(f"training.advantage ({self.training.advantage!r})")
         for domain in self.domains:
-            if isinstance(domain, DomainSection):
-                named[f"domains.{domain.name}.environment"] = domain.environment
-                named |= {f"domains.{domain.name}.reward": term.name for term in domain.terms}
-        return [f"{field} ({value!r})" for field, value in named.items() if ":" in value]
+            if isinstance(domain, str):
+                continue
+            offered = service.domain(domain.name)
+            wanted = (domain.environment, domain.environment_options)
+            if offered is None or (offered.environment, offered.environment_options) != wanted:
+                found.append(f"domains.{domain.name}.environment ({domain.environment!r}, with its options)")
+            rewards = [term.name for term in domain.terms if ":" in term.name]
+            found += [f"domains.{domain.name}.reward ({name!r})" for name in rewards]
+        return found
 
 
 def _tree(section: Any) -> Any:
-    return (
-        section.model_dump(mode="json", by_alias=True)
-        if isinstance(section, Section)
-        else ([_tree(one) for one in section] if isinstance(section, tuple) else section)
-    )
+    if isinstance(section, Section):
+        return section.model_dump(mode="json", by_alias=True)
+    return [_tree(one) for one in section] if isinstance(section, tuple) else section

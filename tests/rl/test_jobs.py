@@ -145,13 +145,23 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"lora": {"rank": 0}}, "job.yaml: lora.rank: Input should be greater than or equal to 1 (found 0)"),
     ({"lora": {"rank": 65}}, "lora.rank (65) is above largest_rank of service 'shop' (64); lower it"),
     ({"domains": ["sea"]}, "domains: 'sea' is not offered by service 'shop', which has lake"),
-    ({"domains": [{"name": "m", "environment": "a:B"}]}, "domains.m.environment ('a:B') is code of one's own"),
+    ({"domains": [{"name": "m", "environment": "a:B"}]}, "domains.m.environment ('a:B', with its options) is code of"),
     (
-        {"domains": [{"name": "m", "environment": "frozen_lake", "reward": "a:b"}]},
-        "domains.m.reward ('a:b') is code of one's own",
+        {"domains": [{"name": "lake", "environment": "child", "environment_options": {"python": "/bin/sh"}}]},
+        "domains.lake.environment ('child', with its options) is code of one's own choice",
     ),
+    (
+        {"domains": [{"name": "lake", "environment": "frozen_lake", "environment_options": {"size": 99}}]},
+        "domains.lake.environment ('frozen_lake', with its options)",
+    ),
+    (
+        {"domains": [{"name": "lake", "environment": "frozen_lake", "reward": "a:b"}]},
+        "domains.lake.reward ('a:b') is code of one's own choice",
+    ),
+    ({"training": {"advantage": "a:b"}}, "training.advantage ('a:b') is code of one's own choice"),
     ({"quota": 7}, "quota (7) is below training.group_size (8): no group could run; raise it"),
     ({"training": {"processes": 2}}, "training.processes (2): a job is trained by one process"),
+    ({"evaluation": {"every": 2}}, "evaluation.every (2): a service evaluates nothing on the way"),
     ({"training": {"threads": 2}}, "training.threads (2): the trainers of a service have its threads"),
     ({"training": {"checkpoint_every": 2}}, "training.checkpoint_every (2): every version of a job is a point"),
     ({"tenant": "services"}, "tenant ('services') is where services keep their own; choose another"),
@@ -179,6 +189,11 @@ def test_a_bad_service_is_refused_by_one_line(changes, line):
     with pytest.raises(ConfigError) as caught:
         service(**changes)
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_offered_domain_may_get_another_installed_reward():
+    wanted = [{"name": "lake", "environment": "frozen_lake", "reward": "length", "max_turns": 3}]
+    assert job(domains=wanted).run(service()).domains[0].reward == "length"
 
 
 def test_own_code_runs_where_the_service_lets_it():
