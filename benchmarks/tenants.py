@@ -65,7 +65,7 @@ class Size:
         return self.sizes[-1]
 
 
-QUICK, FULL = Size((1, 4, 8), 3), Size((1, 2, 4, 8, 16, 32), 4)
+QUICK, FULL = Size((1, 8), 3), Size((1, 2, 4, 8, 16, 32), 4)
 
 
 @dataclass(frozen=True)

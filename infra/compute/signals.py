@@ -49,8 +49,8 @@ def wanted(client: Client, run: str) -> Iterator[None]:
 
 @contextmanager
 def follow(run: str, stop: threading.Event, scheduler: str) -> Iterator[None]:
-    """Set `stop` when the run is no longer wanted, for the duration of the block. All that follow one run in one
-    process share one connection."""
+    """Set `stop` when the run is no longer wanted, or the block ends. All that follow one run in one process share one
+    connection."""
     key = (run, scheduler)
     with _LOCK:
         watch = _WATCHES.get(key)
@@ -63,6 +63,7 @@ def follow(run: str, stop: threading.Event, scheduler: str) -> Iterator[None]:
     finally:
         with _LOCK:
             watch.stops.remove(stop)
+            stop.set()
             if not watch.stops and not watch.over:
                 watch.over = True
                 watch.done.set()

@@ -31,3 +31,24 @@ def test_a_scheduler_that_is_gone_ends_the_followers(monkeypatch):
     stop = threading.Event()
     with follow("any", stop, "tcp://127.0.0.1:9"):
         assert stop.wait(20)
+
+
+def test_all_that_follow_one_run_share_one_watch_and_may_leave_and_come_again(client):
+    first, second, third = (threading.Event() for _ in range(3))
+    address = client.scheduler.address
+
+    def watching() -> int:
+        return sum(thread.name == "follow-shared" for thread in threading.enumerate())
+
+    with wanted(client, "shared"):
+        with follow("shared", first, address):
+            with follow("shared", second, address):
+                assert watching() == 1
+            assert second.is_set() and not first.is_set()
+        with follow("shared", third, address):
+            assert not third.wait(2 * signals.LOOK_S)
+            late = follow("shared", first, address)
+            first.clear()
+            late.__enter__()
+    assert first.wait(10)
+    late.__exit__(None, None, None)
