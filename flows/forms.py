@@ -10,9 +10,10 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from flows.configure import read_config
+from flows.configure import read_config, read_section
 from rl.config.base import Name, Section
 from rl.config.run import RunConfig
+from rl.config.tenants import ServiceConfig
 
 
 class RunForm(Section):
@@ -53,6 +54,21 @@ class EvaluateForm(RunForm):
 
 class WarmStartForm(RunForm):
     """Whose base model to teach by demonstrations. The result is kept on the machine, for the runs that want it."""
+
+
+class TenantsForm(Section):
+    """Which service to run for many tenants."""
+
+    service: str = "lake"
+    """A preset of a service, or a YAML file on the machine that runs the flow."""
+    overrides: dict[str, JsonValue] = Field(default_factory=dict)
+    """Fields that differ from it, by dotted path."""
+    until_idle: bool = False
+    """End when all jobs are over, once there was one."""
+
+    def config(self) -> ServiceConfig:
+        """The resolved service. Raises ConfigError."""
+        return read_section(ServiceConfig, self.service, self.overrides, "services")
 
 
 class CollectForm(Section):

@@ -36,5 +36,7 @@ class Tracing:
                     self._tracker.log_trace(member)
 
     def close(self, deadline_s: float) -> None:
+        """Send what waits. It may go on afterwards."""
         if self._tracker is not None:
             self._tracker.close(deadline_s)
+            self._tracker = None

@@ -21,9 +21,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Suspended
 
 from flows.deployments import deploy, description
-from flows.forms import CollectForm, TrainForm
+from flows.forms import CollectForm, TenantsForm, TrainForm
 from tests.flows.conftest import TINY, Rollmill
-from tests.flows.test_runs import audit, descendants, head
+from tests.flows.test_runs import audit, descendants, head, wait_until
 
 RUN: dict[str, Any] = {
     k: yaml.safe_load(v) for k, v in (pair.split("=", 1) for pair in (*TINY, "evaluation.problems=0"))
@@ -80,8 +80,9 @@ def train_form(name: str, **more: Any) -> dict[str, Any]:
 
 def test_every_deployment_shows_a_form_whose_fields_say_what_they_mean() -> None:
     tree = yaml.safe_load(description().read_text())
-    assert {d["name"] for d in tree["deployments"]} >= {"train", "nightly", "evaluate", "weekly", "warmstart", "gc"}
-    for form in (TrainForm, CollectForm):
+    names = {"train", "nightly", "evaluate", "weekly", "tenants", "warmstart", "gc"}
+    assert {d["name"] for d in tree["deployments"]} >= names
+    for form in (TrainForm, TenantsForm, CollectForm):
         fields = form.model_json_schema()["properties"]
         assert all(len(field["description"]) > 10 for field in fields.values()), fields
 
@@ -147,6 +148,43 @@ def test_a_run_from_a_deployment_is_suspended_resumed_cancelled_and_gone_on_with
     done = wait(client, again, "end", lambda r: r.state is not None and r.state.is_final())
     assert done.state_type is StateType.COMPLETED, done.state
     audit(rollmill, name, reached + 2)
+
+
+@pytest.mark.server
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_a_run_ends_by_command_and_after_kill_9_nothing_stays_running(
+    rollmill: Rollmill, client: SyncPrefectClient
+) -> None:
+    name = "by-command"
+    arguments = rollmill.train_arguments(name, "training.steps=60", "evaluation.problems=0")
+    process = rollmill.start(*arguments)
+    wait_until(lambda: head(rollmill, name) >= 1, "version 1")
+    code, output = rollmill("train", *arguments[1:], "--resume")
+    assert code == 2 and "is being trained by the flow run 'train by-command'" in output, output
+    code, output = rollmill("runs", "stop", name)
+    assert code == 0 and "Cancelled" in output, output
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "--resume" in said, said
+
+    process = rollmill.start(*arguments, "--resume")
+    reached = head(rollmill, name)
+    wait_until(lambda: head(rollmill, name) > reached, "progress")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    _, output = rollmill("runs", "ls")
+    assert f"default/{name}" in output
+    tag = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"run:default.{name}"]))
+
+    def left() -> list[str]:
+        rollmill("runs", "ls")  # whatever looks next, sees it
+        return [r.name for r in client.read_flow_runs(flow_run_filter=tag) if r.state is None or not r.state.is_final()]
+
+    wait_until(lambda: not left(), "the end of every flow run", 90)
+    code, output = rollmill.train(
+        name, f"training.steps={head(rollmill, name) + 1}", "evaluation.problems=0", resume=True
+    )
+    assert code == 0, output
 
 
 def _is_work(process: psutil.Process) -> bool:
