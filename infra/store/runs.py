@@ -6,10 +6,11 @@ Invariant: told by the keys alone, a request for every tenant and one for every 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 from infra.store.objects import ObjectStore
+
+BEHIND = chr(ord("/") + 1)
+"""Sorts right behind the slash."""
 
 
 def run_prefixes(store: ObjectStore, tenant: str | None = None) -> Iterator[str]:
@@ -22,12 +23,11 @@ def run_prefixes(store: ObjectStore, tenant: str | None = None) -> Iterator[str]
 
 
 def _below(store: ObjectStore, prefix: str) -> Iterator[str]:
-    """What would be the directories right below a prefix."""
-    more: dict[str, Any] = {}
-    while True:
-        request = partial(store.client.list_objects_v2, Bucket=store.bucket, Prefix=prefix, Delimiter="/", **more)
-        page = store.attempt(f"LIST {prefix}", request)
-        yield from (found["Prefix"] for found in page.get("CommonPrefixes", ()))
-        if not page.get("IsTruncated"):
-            return
-        more = {"ContinuationToken": page["NextContinuationToken"]}
+    """What would be the directories right below a prefix: the first key tells the first one, and the first key behind
+    all of that one's keys the next."""
+    after: str | None = None
+    while (key := next(store.keys(prefix, after), None)) is not None:
+        name, slash, _ = key.removeprefix(prefix).partition("/")
+        if slash:
+            yield f"{prefix}{name}/"
+        after = f"{prefix}{name}{BEHIND}" if slash else key
