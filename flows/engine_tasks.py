@@ -7,9 +7,11 @@ and past its budget it is given up: the run goes on with the others, and ends by
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic, sleep
 
-from distributed import Client, Future, wait
+from distributed import Client, Future
 from rich.console import Console
 
 from infra.engines.errors import EngineClosed
@@ -22,6 +24,8 @@ from rl.errors import RollmillError
 from rl.placement import HardwareClass
 from tasks.child import Crashed
 from tasks.serve import host_engine, serve_engine, serve_proxy
+
+PERIOD_S = 0.1
 
 
 class EngineTasks:
@@ -119,8 +123,15 @@ class EngineTasks:
         """For the end of all, after the run's stop was announced. What failed was told by `check`, or no longer
         matters."""
         tasks = [task for task in (self._proxy, *self._engines.values()) if task is not None]
-        if tasks:
-            try:
-                wait(tasks, timeout=seconds)
-            except Exception:
-                self._console.print("an engine did not end in time; its lease ends it", highlight=False)
+        if not until_ended(tasks, seconds):
+            self._console.print("an engine did not end in time; its lease ends it", highlight=False)
+
+
+def until_ended(tasks: Sequence[Future], seconds: float) -> bool:
+    """Wait for the end of all, however they end; whether they did in time."""
+    end = monotonic() + seconds
+    while not all(task.done() for task in tasks):
+        if monotonic() > end:
+            return False
+        sleep(PERIOD_S)
+    return True

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from distributed import Client, Future, wait
+from distributed import Client, Future
 from rich.console import Console
 
-from flows.engine_tasks import EngineTasks
+from flows.engine_tasks import EngineTasks, until_ended
 from flows.evaluation import evaluate
 from flows.evaluations import Evaluation
 from flows.flow_runs import Orders, crash_the_gone_of
@@ -170,9 +170,7 @@ class Session:
             list(threads.map(Part.stop, self._parts))
         crash_the_gone_of(self.config)
         self._engines.wait(STOP_S)
-        if self.tasks:
-            with suppress(Exception):  # how they ended was told, or matters no longer
-                wait(self.tasks, timeout=STOP_S)
+        until_ended(self.tasks, STOP_S)
         uninstall(self.client, self.key)
 
 

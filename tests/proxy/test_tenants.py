@@ -137,6 +137,7 @@ async def shop(base: Path, tmp_path: Path) -> AsyncIterator[Shop]:
         pass
 
     await tenants.look()
+    await until(lambda: all(t.proxy.serving == 0 for t in tenants._tenants.values()))
     listen(listener)
     task = asyncio.create_task(_listen(tenants, engine, listener, stop, look))
     try:
