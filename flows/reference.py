@@ -64,9 +64,16 @@ def _table(model: type[BaseModel]) -> str:
     for name, field in model.model_fields.items():
         if name == "type":
             continue
-        cells = (f"`{field.alias or name}`", _kind(field), _default(field), _prose(field.description or ""))
+        cells = (f"`{field.alias or name}`", _kind(field), _default(field), _words(field))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def _words(field: FieldInfo) -> str:
+    """What a field is, by its own docstring or its section's."""
+    sections = models_in(field.annotation)
+    section = inspect.getdoc(sections[0]) if len(sections) == 1 else None
+    return _prose(field.description or section or "")
 
 
 def _kind(field: FieldInfo) -> str:
