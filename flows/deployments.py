@@ -17,6 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -132,7 +133,7 @@ def _watch_the_dead() -> None:
     )
     action = ChangeFlowRunState(state=StateType.CRASHED, message=GONE)
     try:
-        found = Automation.read(name=WATCH)
+        found: Any = Automation.read(name=WATCH)  # typed as for asynchronous callers
     except ValueError:
         Automation(name=WATCH, trigger=trigger, actions=[action]).create()
     else:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from functools import wraps
 from threading import Lock
 from time import monotonic
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 from uuid import UUID
 
 import httpx
@@ -88,7 +88,7 @@ class Orders:
             raise PauseOrdered("the flow run was paused; go on with --resume")
 
 
-def obedient(body: Callable[P, R]) -> Callable[P, R | State]:
+def obedient(body: Callable[P, R]) -> Callable[P, R]:
     """The body of a flow, which an order ends in the state that was asked for."""
 
     @wraps(body)
@@ -100,7 +100,7 @@ def obedient(body: Callable[P, R]) -> Callable[P, R | State]:
         except PauseOrdered as order:
             return _suspend(order)
 
-    return obeying
+    return cast(Callable[P, R], obeying)  # such a state is raised to who called the flow
 
 
 def _suspend(order: PauseOrdered) -> State:
@@ -117,7 +117,7 @@ def _suspend(order: PauseOrdered) -> State:
     raise Pause(state=state)
 
 
-def ends_with_its_run(body: Callable[P, R]) -> Callable[P, R | State]:
+def ends_with_its_run(body: Callable[P, R]) -> Callable[P, R]:
     """The body of a part's flow, which its run ends by SIGTERM: not a crash."""
 
     @wraps(body)
@@ -127,7 +127,7 @@ def ends_with_its_run(body: Callable[P, R]) -> Callable[P, R | State]:
         except TerminationSignal:
             return Cancelled(message="ended with its run")
 
-    return ending
+    return cast(Callable[P, R], ending)
 
 
 def run_tag(config: RunConfig) -> str:
@@ -141,10 +141,10 @@ def sign(config: RunConfig, **more: str) -> None:
         return
     this, client = context.flow_run, context.client
     process = psutil.Process()
-    labels = {HOST: socket.gethostname(), PID: str(process.pid), BEGAN: repr(process.create_time())}
+    labels: dict[str, bool | int | float | str] = {HOST: socket.gethostname(), PID: str(process.pid), BEGAN: repr(process.create_time())}
     with suppress(httpx.HTTPError):
         client.update_flow_run(this.id, tags=sorted({*this.tags, "rollmill", run_tag(config)}))
-        client.update_flow_run_labels(this.id, labels | more)
+        client.update_flow_run_labels(this.id, {**labels, **more})
 
 
 def is_gone(flow_run: FlowRun) -> bool:

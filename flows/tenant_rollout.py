@@ -306,7 +306,7 @@ def main(service_file: Path, scheduler: str, proxy_url: str) -> None:
     die_with_parent()
     quiet_failures()
     service = loads_as(ServiceConfig, service_file.read_text())
-    most: int = service.trajectories or getattr(service.pools, "cpu", LARGE)
+    most = service.trajectories or int(getattr(service.pools, "cpu", LARGE))
     runner: Any = ThreadPoolTaskRunner(max_workers=most // 2 + 8)  # a thread for each group, of two at least
     lease = run_key(service.host, dumps(service.host), proxy_url)
     try:

@@ -130,14 +130,16 @@ def submit(units: str, uid: str, domain: str, version: int, unit: Unit) -> None:
         for member in unit.graph.members:
             trajectory_unit.submit(uid, domain, version, member, unit)
     else:
-        scores = []
+        scores: list[Any] = []
         for member in unit.graph.members:
             before: list[Any] = []
-            for stage in (reset_unit, interact_unit, score_unit):
+            stages: tuple[Any, ...] = (reset_unit, interact_unit, score_unit)
+            for stage in stages:
                 after = [allow_failure(f) for f in before]
                 before = [stage.submit(uid, domain, version, member, unit, wait_for=after)]
             scores += before
-        admit_unit.submit(uid, domain, version, unit, wait_for=[allow_failure(f) for f in scores])
+        last: Any = admit_unit
+        last.submit(uid, domain, version, unit, wait_for=[allow_failure(f) for f in scores])
 
 
 def threads(units: str, members: int) -> int:

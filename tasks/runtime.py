@@ -129,7 +129,8 @@ class RunPlugin(WorkerPlugin):
 
         stage, classes = placement_of(interact), worker.state.total_resources
         hosted = [d.name for d in made.config.domains if stage.preferred(d.name).value in classes]
-        made.environments.start(lambda unwanted: follow(self.lease or self.run, unwanted, worker.scheduler.address), hosted)
+        lease, scheduler = self.lease or self.run, worker.scheduler.address
+        made.environments.start(lambda unwanted: follow(lease, unwanted, scheduler), hosted)
 
     async def teardown(self, worker: Worker) -> None:
         gone = _RUNTIMES.pop(self.run, None)

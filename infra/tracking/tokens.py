@@ -1,4 +1,4 @@
-"""A trajectory token by token, as HTML for a notebook or a file: who made each token, how sure the policy was, and under
+"""A trajectory token by token, as HTML for a notebook or a file: who made each token, how sure the policy was, under
 which version.
 
     colour: generated tokens by their log-prob, the surer the paler; others are grey: the loss does not see them
@@ -26,7 +26,8 @@ def token_view(one: Trajectory, decode: Callable[[list[int]], str]) -> str:
     parts = ", ".join(f"{escape(name)} {value:g}" for name, value in one.rewards.items()) or "not scored"
     head = (
         f"<b>{escape(str(one.uid))}/{one.member}</b> {escape(one.problem.domain)}, {one.status.value} after "
-        f"{one.turns} turns, reward <b>{one.reward:.3f}</b> ({parts}), {one.generated_tokens} of {len(one.token_ids)} tokens "
+        f"{one.turns} turns, reward <b>{one.reward:.3f}</b> ({parts}), "
+        f"{one.generated_tokens} of {len(one.token_ids)} tokens "
         f"generated, started under version {one.start_version}"
     )
     body = "".join(_token(one, at, decode([token])) for at, token in enumerate(one.token_ids))

@@ -13,7 +13,7 @@ from infra.proxy.listen import Server, bind, listen
 
 
 async def main(model: Path, key: str) -> None:
-    async def fetch(version: int, directory: str) -> Path:
+    async def fetch(tenant: str, version: int, directory: str) -> Path:
         return Path(directory)
 
     listener = bind("127.0.0.1", 0)
