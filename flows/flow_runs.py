@@ -141,7 +141,8 @@ def sign(config: RunConfig, **more: str) -> None:
         return
     this, client = context.flow_run, context.client
     process = psutil.Process()
-    labels: dict[str, bool | int | float | str] = {HOST: socket.gethostname(), PID: str(process.pid), BEGAN: repr(process.create_time())}
+    began = repr(process.create_time())
+    labels: dict[str, bool | int | float | str] = {HOST: socket.gethostname(), PID: str(process.pid), BEGAN: began}
     with suppress(httpx.HTTPError):
         client.update_flow_run(this.id, tags=sorted({*this.tags, "rollmill", run_tag(config)}))
         client.update_flow_run_labels(this.id, {**labels, **more})
