@@ -52,7 +52,7 @@ class Artifacts:
         if not self._shown or (monotonic() - self._told < EVERY_S and share < 1.0):
             return
         self._told = monotonic()
-        said = ", ".join(f"{name} {value}" for name, value in cells)
+        said = ", ".join(f"{name} {value}" for name, value in cells if name != "alerts")
         said += "".join(f" **Alert: {alert}**" for alert in alerts)
         with suppress(httpx.HTTPError):
             if self._progress is None:

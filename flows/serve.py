@@ -12,6 +12,9 @@ import typer
 
 from flows.command import console, one_line_errors, services
 
+FLOW_LOGS = "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL"
+"""Of the flows' own lines, which the UI shows; those of task runs stay out."""
+
 
 @one_line_errors
 def serve(
@@ -25,6 +28,7 @@ def serve(
     from flows.home import Home
 
     os.environ["ROLLMILL_HOME"] = str(Home.default().root)  # a flow run starts in a directory of its own
+    os.environ.setdefault(FLOW_LOGS, "INFO")
     with services():
         os.environ.setdefault("PREFECT_WORKER_QUERY_SECONDS", "5")
         from flows.deployments import deploy, work

@@ -43,6 +43,8 @@ from tasks.score import score
 from tasks.step import train_process
 
 PERIOD_S = 0.2
+TASK_LOGS = "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL"
+"""Prefect's line per task run, which tells the durations of its stages: for those who chose to look closer."""
 STOP_S = 15.0
 STAGES = (reset, interact, score, admit, train_process)
 
@@ -92,6 +94,8 @@ class Session:
         if name != "evaluator":  # which has engines of its own
             module.append(self.proxy_url)
             given = {ROLLOUT_KEY: self.keys.rollout} if name.endswith("rollout") else {CONTROL_KEY: self.keys.control}
+        if name == "rollout" and self.config.rollout.unit != "group":
+            given[TASK_LOGS] = "INFO"
         part = Part(name, module, self.work_dir / "logs" / f"{name}.log", restarts, given, self._look)
         self._parts.append(part)
         return part

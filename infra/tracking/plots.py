@@ -185,7 +185,8 @@ VERSION_COLUMNS = ("version", "lsn", "base", "reward", "lag max", "trained", "dr
 
 def version_rows(records: Iterable[Record]) -> list[dict[str, str]]:
     """One row per version, by column."""
-    return [dict(zip(VERSION_COLUMNS, row, strict=True)) for row in _rows(records)]
+    rows = [["" if cell == "-" else cell for cell in row] for row in _rows(records)]
+    return [dict(zip(VERSION_COLUMNS, row, strict=True)) for row in rows]
 
 
 def versions_table(records: Sequence[Record], more: Mapping[str, Mapping[int, str]] | None = None) -> str:
