@@ -150,23 +150,23 @@ def stop(
     run: RunArgument,
     wait: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = STOP_S,
 ) -> None:
-    """End the flow run that trains a run, as "Cancel" in Prefect's UI does. `rollmill train --resume` goes on."""
+    """End the flow run that holds a run, as "Cancel" in Prefect's UI does. `rollmill train --resume` goes on."""
     with services(("prefect",)):
         from prefect.client.orchestration import get_client
-        from prefect.client.schemas.objects import StateType
+        from prefect.client.schemas.objects import TERMINAL_STATES
         from prefect.states import Cancelling
 
-        from flows.flow_runs import crash_the_gone, flow_runs
+        from flows.flow_runs import LEASE, crash_the_gone, flow_runs
 
         tag = f"run:{_prefix(run).rstrip('/').replace('/', '.')}"
         with get_client(sync_client=True) as client:
             crash_the_gone(client, tag)
-            open_ = {StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED}
-            mine = [r for r in flow_runs(client, tag) if r.state_type in open_ and r.name.startswith("train ")]
+            found = [r for r in flow_runs(client, tag) if LEASE in r.labels]
+            mine = [r for r in found if r.state_type is not None and r.state_type not in TERMINAL_STATES]
             if not mine:
                 raise ConfigError(f"no flow run trains {run!r}; see `rollmill runs ls`")
             for flow_run in mine:
-                client.set_flow_run_state(flow_run.id, Cancelling(message="`rollmill runs stop`"), force=True)
+                client.set_flow_run_state(flow_run.id, Cancelling(message="`rollmill runs stop`"))
             end = time.monotonic() + wait
             for flow_run in mine:
                 while not ((state := client.read_flow_run(flow_run.id).state) and state.is_final()):
@@ -239,7 +239,7 @@ def _live() -> dict[str, str]:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import StateType
 
-    from flows.flow_runs import crash_the_gone, flow_runs
+    from flows.flow_runs import LEASE, crash_the_gone, flow_runs
 
     try:
         with get_client(sync_client=True) as client:
@@ -248,7 +248,7 @@ def _live() -> dict[str, str]:
                 tag: f"{r.name} ({r.state_name})"
                 for r in flow_runs(client, "rollmill")
                 for tag in r.tags
-                if tag.startswith("run:") and r.name.startswith("train ") and r.state_type is StateType.RUNNING
+                if tag.startswith("run:") and LEASE in r.labels and r.state_type is StateType.RUNNING
             }
     except httpx.HTTPError:
         return {}
