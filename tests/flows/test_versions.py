@@ -156,9 +156,9 @@ def test_an_exported_version_loads_anywhere(desk: Desk, tmp_path: Path) -> None:
 
 def test_a_training_run_collects_by_its_own_configuration(desk: Desk) -> None:
     from flows.configure import load_config
-    from flows.learn import _collector
+    from flows.learn import collector
 
     desk.run.steps(6)
     config = load_config("frozen_lake", [f"name={desk.name}", "retention={newest: 2, every: 3, grace: 0}"])
-    _collector(config).collect()
+    collector(config).collect()
     assert desk.run.states() == [0, 3, 4, 5] and desk.run.segments() == []

@@ -52,7 +52,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"training": {"loss": "ppo"}}, "training.loss", "'ppo'", "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'cispo'"),
     ({"staleness": {"alpha": 99}}, "staleness.alpha", "99", "less than or equal to 16"),
     ({"name": "Bad Name"}, "name", "'Bad Name'", "pattern"),
-    ({"pools": {"type": "kubernetes"}}, "pools.type", "'kubernetes'", "'local', 'scheduler'"),
+    ({"pools": {"type": "mesos"}}, "pools.type", "'mesos'", "'local', 'scheduler'"),
     ({"pools": {"cpu": 3}}, "pools", "{'cpu': 3}", "`type` is missing; it chooses one of local, scheduler"),
     ({"pools": {"type": "local", "lambda": 0}}, "pools.lambda", "0", "greater than or equal to 1"),
     ({"pools": {"type": "local", "lamda": 1}}, "pools.lamda", "1", "did you mean 'lambda'?"),
