@@ -57,7 +57,7 @@ def _pulled(run: Run, version: str, state: StateRef | None, cache: Path) -> Path
     store, prefix = run.log.store, run.config.prefix
     try:
         if state is None:
-            return pull_directory(store, f"{prefix}base/", None, cache)
+            return pull_directory(store, run.config.base_prefix, None, cache)
         return pull_directory(store, prefix + state.prefix, state.manifest_sha256, cache, only=("model/*",)) / "model"
     except NotFound:
         raise ConfigError(

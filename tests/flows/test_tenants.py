@@ -44,9 +44,9 @@ def own(**domain: Any) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serving(rollmill: Rollmill, name: str) -> Iterator[tuple[Tenants, subprocess.Popen[str], Path]]:
+def serving(rollmill: Rollmill, name: str, *more: str) -> Iterator[tuple[Tenants, subprocess.Popen[str], Path]]:
     """The service in a process of its own, up; what it says goes to the file."""
-    sets = [part for value in (f"name={name}", *SETS) for part in ("--set", value)]
+    sets = [part for value in (f"name={name}", *SETS, *more) for part in ("--set", value)]
     said = rollmill.home / f"{name}-{time.monotonic_ns()}.out"
     with said.open("w") as output:
         process = subprocess.Popen(
@@ -56,7 +56,7 @@ def serving(rollmill: Rollmill, name: str) -> Iterator[tuple[Tenants, subprocess
     try:
         wait_until(lambda: "is up" in said.read_text() or process.poll() is not None, "the service")
         assert process.poll() is None, said.read_text()
-        service = load_service("lake", [f"name={name}", *SETS])
+        service = load_service("lake", [f"name={name}", *SETS, *more])
         yield Tenants(find_service(ObjectStore.connect(service.store), name)), process, said
     finally:
         process.send_signal(signal.SIGINT)
@@ -84,6 +84,29 @@ def base_of(store: ObjectStore, name: str) -> str:
     return hashlib.sha256(b"".join(store.get(key) for key in sorted(store.keys(f"services/{name}/base/")))).hexdigest()
 
 
+def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_alone(rollmill: Rollmill):
+    name = "duo"
+    with serving(rollmill, name, "trainers=1") as (tenants, process, said):
+        store = ObjectStore.connect(tenants.service.store)
+        base = base_of(store, name)
+        children = psutil.Process(process.pid).children(recursive=True)
+        tenants.submit(job("ann", steps=2))
+        tenants.submit(job("bob", steps=2, domains=own(reward="tests.flows.tenants_code:raises")))
+        tenants.submit(job("cyd", steps=2, lora={"rank": 2}))
+        assert "reward_error" in (tenants.wait("bob/lake", 200).failure or "")
+        for tenant in ("ann", "cyd"):
+            assert tenants.wait(f"{tenant}/lake", 200).state == "done", said.read_text()
+            steps = steps_of(store, f"{tenant}/lake")
+            assert [s.version for s in steps] == [0, 1, 2] and len({s.weights_sha256 for s in steps}) == 3
+        assert base_of(store, name) == base, "nobody changes the base"
+        rows = {row.job: row for row in tenants.figures()}
+        assert all(rows[f"{t}/lake"].time_to_first_step for t in ("ann", "cyd")), rows
+        assert sum(row.cost_share or 0 for row in rows.values()) == pytest.approx(1)
+    assert process.returncode in (0, 130), said.read_text()
+    assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+@pytest.mark.full
 def test_tenants_come_and_go_and_one_that_does_wrong_hurts_itself_alone(rollmill: Rollmill, tmp_path: Path):
     name = "shop"
     with serving(rollmill, name) as (tenants, process, said):
