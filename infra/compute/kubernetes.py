@@ -109,8 +109,9 @@ def engine_pods(pools: KubernetesPools, made: Certificate, address: str) -> Iter
         started = Job(job(pools, name, address))
         started.create()
     except (kr8s.ServerError, kr8s.APITimeoutError, httpx.HTTPError, OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
         raise KubernetesRefused(
-            f"pools: no engines can be started in namespace {pools.namespace!r}: {type(error).__name__}: {error}; try "
+            f"pools: no engines can be started in namespace {pools.namespace!r}: {type(error).__name__}: {first}; try "
             f"`kubectl --namespace {pools.namespace} get jobs` from here"
         ) from error
     try:

@@ -230,6 +230,7 @@ class Cluster:
         self.secret: dict = {}
         self.pods: list[subprocess.Popen] = []
         routes = [
+            Route("/version/", lambda _: JSONResponse({"major": "1", "minor": "31", "gitVersion": "v1.31.0"})),
             Route("/apis/batch/v1/namespaces/training/jobs", self.create_job, methods=["POST"]),
             Route("/api/v1/namespaces/training/secrets", self.create_secret, methods=["POST"]),
             Route("/apis/batch/v1/namespaces/training/jobs/{name}", self.delete_job, methods=["DELETE"]),
