@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from rl.config.base import Name, Section
-from rl.config.engine import EngineSection, HFEngineSection
+from rl.config.engine import EngineSection, HFEngineSection, VLLMEngineSection
 from rl.config.infrastructure import (
     LocalPools,
     MooncakeWeights,
@@ -103,6 +103,11 @@ class ServiceConfig(Section):
             raise ValueError(
                 f"pools.compute_gpu ({slots['compute_gpu']}) is below {engines + self.trainers}, but {engines} "
                 f"engines and {self.trainers} trainers run there; set it to {engines + self.trainers}"
+            )
+        if isinstance(self.engine, VLLMEngineSection) and self.engine.max_adapters < self.running:
+            raise ValueError(
+                f"engine.max_adapters ({self.engine.max_adapters}) is below running ({self.running}), but each job that "
+                f"runs is served by one; lower running, or raise it"
             )
         validate(self._host_tree(), f"service {self.name}")
         return self

@@ -178,6 +178,7 @@ def test_a_bad_job_is_refused_by_one_line(changes, line):
 
 
 SERVICE_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"engine": {"type": "vllm"}}, "engine.max_adapters (4) is below running (64), but each job that runs is served"),
     ({"model": {"lora": {}, "warmstart": {}}}, "model.lora: the service trains no adapter of its own"),
     ({"model": {}}, "model.warmstart is missing"),
     ({"trainers": 2}, "pools.compute_gpu (1) is below 2, but 0 engines and 2 trainers run there; set it to 2"),
