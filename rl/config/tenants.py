@@ -106,8 +106,8 @@ class ServiceConfig(Section):
             )
         if isinstance(self.engine, VLLMEngineSection) and self.engine.max_adapters < self.running:
             raise ValueError(
-                f"engine.max_adapters ({self.engine.max_adapters}) is below running ({self.running}), but each job that "
-                f"runs is served by one; lower running, or raise it"
+                f"engine.max_adapters ({self.engine.max_adapters}) is below running ({self.running}), but each job "
+                f"that runs is served by one; lower running, or raise it"
             )
         validate(self._host_tree(), f"service {self.name}")
         return self
