@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -88,6 +89,9 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
 
 
 def _end_well_on_signals() -> None:
-    """A closed terminal or a plain kill ends the command through its `finally` blocks, too."""
+    """A closed terminal or a plain kill ends the command through its `finally` blocks, too. (In a thread it can not be
+    asked for.)"""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
