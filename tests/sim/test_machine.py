@@ -45,3 +45,23 @@ def test_no_step_is_shorter_than_its_work():
     assert predicted_ratios({"sync_plus": of("sync_plus", work_s=40.0), "rollart": quick}) == {
         "rollart_over_sync_plus": 2.0
     }
+
+
+MEASURED = {
+    # mode, late: mean group, slowest group, training, work, and the step that was measured (s): the run of
+    # `python -m benchmarks.async_modes --quick` that docs/asynchrony.md tells of
+    ("sync", "wait"): (11.61, 11.62, 0.84, 2.26, 12.95),
+    ("sync_plus", "wait"): (4.31, 6.58, 0.85, 2.66, 7.96),
+    ("one_off", "wait"): (4.13, 6.21, 0.99, 2.50, 6.54),
+    ("areal", "wait"): (4.60, 6.31, 0.92, 1.98, 3.85),
+    ("rollart", "wait"): (4.48, 6.57, 0.92, 1.91, 3.73),
+    ("rollart", "draw_again"): (3.89, 5.75, 1.23, 2.75, 4.13),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "late"), MEASURED)
+def test_steps_that_were_measured_are_predicted_within_a_tenth(mode: str, late: str) -> None:
+    group, slowest, train, work, measured = MEASURED[mode, late]
+    times = of(mode, group_s=group, slowest_s=slowest, train_s=train, work_s=work, late=late)
+    assert predicted_step(times) == pytest.approx(measured, rel=0.10)
