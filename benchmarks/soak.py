@@ -25,12 +25,11 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from benchmarks.crash.real import FAR, PREFIX, START_S, VICTIMS, Run, services
+from benchmarks.crash.real import PREFIX, VICTIMS, Run, services
 from benchmarks.report import Figure, emit
 from infra.store.audit import audit
 from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
-from rl.errors import DeadlineExceeded
 
 PARTS = (*VICTIMS, "engine", "worker")
 BETWEEN_S = (5.0, 35.0)
@@ -74,9 +73,7 @@ def main(minutes: float, seed: int) -> list[Figure]:
     with services() as (home, env):
         live = Run(home, env)
         try:
-            live.start(FAR, resume=False)
-            if not live.watch(START_S, 1):
-                raise DeadlineExceeded(f"version 1 was not there within {START_S:g} s")
+            live.begin()
             driver = live.find("driver")
             assert driver is not None
             meter, end, kills = Meter(home, env, driver), monotonic() + 60 * minutes, 0

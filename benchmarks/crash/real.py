@@ -98,6 +98,12 @@ class Run:
                 command, env=self._env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
 
+    def begin(self) -> None:
+        """Start the run, which is to go on for long, and wait for its first step. Raises RunEnded, DeadlineExceeded."""
+        self.start(FAR, resume=False)
+        if not self.watch(START_S, 1):
+            raise DeadlineExceeded(f"version 1 was not there within {START_S:g} s")
+
     def head(self) -> int:
         """Newest version, -1 before the first; notes the records on the way."""
         while (record := self._log.read(self._log.ledger.lsn + 1)) is not None:
@@ -185,9 +191,7 @@ def run(kills: int, seed: int, say: Callable[[str], None]) -> Outcome:
     with services() as (home, env):
         live = Run(home, env)
         try:
-            live.start(FAR, resume=False)
-            if not live.watch(START_S, 1):
-                raise DeadlineExceeded(f"version 1 was not there within {START_S:g} s")
+            live.begin()
             while sum(done.values()) < kills:
                 if chance.random() < 0.5:
                     live.watch(PATIENCE_S, live.head() + 1)
