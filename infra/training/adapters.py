@@ -29,6 +29,12 @@ def plain(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
+def activate(model: PeftModel, name: str) -> None:
+    """Make this adapter the one that is used and trained; costs a walk over all modules, where another one was."""
+    if model.active_adapter != name:
+        model.set_adapter(name)
+
+
 def policy_of(base: PreTrainedModel, config: RunConfig) -> PreTrainedModel | PeftModel:
     """What a run of its own trains: the whole model, or an adapter on it. Raises AdapterUnusable."""
     return base if config.model.lora is None else Adapters(base).add(config, ADAPTER)

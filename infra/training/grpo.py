@@ -38,7 +38,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from infra.training import ranks, setup
-from infra.training.adapters import plain
+from infra.training.adapters import activate, plain
 from infra.training.correction import MAXIMA, SUMS, Statistics, summary, weights
 from infra.training.window import Row, Window, collate, deal, loss_scale, padding
 from rl.config.run import RunConfig
@@ -127,6 +127,7 @@ class Trainer(GRPOTrainer):
             )
             self._forward = self._shared.forward
         self._check_precision()
+        self.accelerator.free_memory = self._forget_prepared
         self.beta = config.training.kl_beta
         self.remove_callback(PrinterCallback)
         self._config, self._source, self._load_state = config, source, load_state
@@ -163,10 +164,21 @@ class Trainer(GRPOTrainer):
             with _forward_kept(self._shared):
                 self._shared.forward = self._forward
                 if self._adapter is not None:
-                    self.model.set_adapter(self._adapter)
+                    activate(self.model, self._adapter)
+                # transformers says so before every micro-batch, and walks over the modules of all adapters for it
+                self.model.train()
+                self.model.__dict__["train"] = lambda mode=True: self.model
                 yield
         finally:
+            self.model.__dict__.pop("train", None)
             self._shared.trained_by = None
+
+    def _forget_prepared(self) -> None:
+        """What accelerate's own does at the start of every `train`, without collecting garbage: with many tenants in
+        the process that takes longer than a step."""
+        accelerator = self.accelerator
+        accelerator._schedulers, accelerator._optimizers, accelerator._models = [], [], []
+        accelerator._dataloaders, accelerator.step = [], 0
 
     def get_train_dataloader(self) -> DataLoader:
         """One tick per step, the same on every rank."""

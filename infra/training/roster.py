@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from infra.training import grpo, setup, state
-from infra.training.adapters import Adapters
+from infra.training.adapters import Adapters, activate
 from infra.training.snapshot import Snapshot, Snapshots
 from infra.training.window import Window
 from rl.config.run import RunConfig
@@ -78,7 +78,7 @@ class Member:
     def copy(self) -> Snapshot:
         """The version that it is at. Good until the next one."""
         trainer = self._trainer
-        trainer.model.set_adapter(self.adapter)
+        activate(trainer.model, self.adapter)
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
         return self._snapshots.take(self.version, trainer.model, optimizer, trainer.lr_scheduler)
 
@@ -109,7 +109,7 @@ class Roster:
         self._thread = threading.get_ident()
         self.counts = Counts()
         gc.collect()
-        gc.freeze()  # TRL collects garbage before every `train`: what is here for good need not be looked at
+        gc.freeze()  # what is here for good need not be looked at when garbage is collected
 
     @property
     def base_sha256(self) -> str:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.engines.weights import read_tensors
 from infra.training import grpo, setup, state
-from infra.training.snapshot import Snapshots
+from infra.training.snapshot import Snapshot, Snapshots
 from rl.config.run import RunConfig
 from rl.trajectory import Group
 from tests.training.small import ListSource, hash_of, make_base, make_config, make_group, make_trainer
@@ -136,7 +136,7 @@ def test_a_state_of_another_model_is_refused(base: Path, tmp_path: Path) -> None
 def test_a_snapshot_is_what_was_then(base: Path, tmp_path: Path, lora: bool) -> None:
     """Taken before a step and saved after it: what resumes from it is what was before."""
     want = straight(base, tmp_path / "w", lora, 3).hashes
-    snapshots, taken = Snapshots(), []
+    snapshots, taken = Snapshots(), list[Snapshot]()
     trainer, source = make_trainer(config(lora), base, tmp_path / "w", batches(3)[:2])
     finish = source.finish_step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ def turns(tmp_path: Path) -> Callable[..., Turns]:
 
 def test_turns_are_taken_in_the_order_of_asking_and_on_one_thread(turns: Callable[..., Turns]) -> None:
     at, seen = turns(), list[tuple[str, int]]()
-    answers = {t: at.ask(t, lambda t=t: seen.append((t, threading.get_ident())) or t * 2) for t in "cab"}
+
+    def twice(tenant: str) -> str:
+        seen.append((tenant, threading.get_ident()))
+        return tenant * 2
+
+    answers = {t: at.ask(t, partial(twice, t)) for t in "cab"}
     assert at.waiting == set("abc")
     assert [at.serve(0) for _ in range(4)] == ["c", "a", "b", None]
     assert seen == [(t, threading.get_ident()) for t in "cab"]
