@@ -276,6 +276,7 @@ class Cluster:
         self.thread.join(10)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_pods_of_kubernetes_join_over_tls_and_end_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kubernetes = Cluster(tmp_path)
