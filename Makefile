@@ -54,7 +54,7 @@ contracts: install
 
 # The fast tests on both cores; then whole runs, each of which wants a core and more, beside the other tests
 # with servers and processes of their own.
-RUNS := tests/flows tests/proxy/agents tests/test_crash_harness.py
+RUNS := tests/flows tests/proxy/agents tests/services tests/docs tests/notebooks tests/test_crash_harness.py
 FAST := -n 2 -m "not slow and not server and not full"
 SLOW := -m "(slow or server) and not full" -k "not vllm"
 test: lint types contracts ministack bfcl environments agents rdma
