@@ -50,15 +50,17 @@ def evaluator(run: str, config_file: str, scheduler: str) -> int:
 
 
 def _follow(config: RunConfig, session: Session) -> int:
-    log, count = session.log, 0
+    log, count, seen = session.log, 0, None
     while True:
         ledger = log.sync()
-        last = (ledger.head or 0) >= config.training.steps
-        due = pending(config, log.store, ledger)
-        if not due and last:
-            return count
-        if not due:
+        if ledger.lsn == seen:  # nothing new, so nothing is due, and what is kept need not be listed again
             sleep(POLL_S)
+            continue
+        due = pending(config, log.store, ledger)
+        if not due:
+            if (ledger.head or 0) >= config.training.steps:
+                return count
+            seen = ledger.lsn
             continue
         if count == 0:
             session.start_engine()
