@@ -45,6 +45,7 @@ from rl.errors import DeadlineExceeded, RollmillError
 from rl.fairness import Demand, allot
 from rl.jobs import Entry, JobRefused, shares
 from rl.placement import HardwareClass
+from rl.rounds import Rounds
 from rl.trajectory import Uid
 from tasks.runtime import run_key
 
@@ -135,8 +136,7 @@ class Rollout:
         self._concurrency = Concurrency(slots_of(service), min(2, most), most)
         self._limit = self._concurrency.limit
         self._booked = self._loaded = self._asked = 0.0
-        self._round: dict[str, int] = {}
-        """With the schedule `rounds`: the version that each job rolls out."""
+        self._rounds = Rounds() if service.schedule == "rounds" else None
 
     def run(self) -> None:
         try:
@@ -233,12 +233,12 @@ class Rollout:
 
     def _admit(self) -> None:
         free = self._limit - self._in_flight
-        if self._service.schedule == "rounds":
-            self._begin_round()
+        if self._rounds is not None:
+            self._rounds.look({id: p.seen[0] for id, p in self._playing.items() if not p.over})
         demands = {
             id: Demand(len(p.wanted) * p.feeder.members, p.feeder.in_flight, p.feeder.members)
             for id, p in self._playing.items()
-            if p.wanted and self._round.get(id, p.seen[0]) == p.seen[0]
+            if p.wanted and (self._rounds is None or self._rounds.may(id, p.seen[0]))
         }
         if free <= 0 or not demands:
             return
@@ -252,14 +252,6 @@ class Rollout:
             with self._alone(id):
                 playing.feeder.start(playing.wanted[:groups], serving)
                 playing.wanted = playing.wanted[groups:]
-
-    def _begin_round(self) -> None:
-        """Once every job has trained the version of this round, or is over, all begin the next."""
-        serving = {id: p.seen[0] for id, p in self._playing.items() if not p.over}
-        if all(version is not None and version != self._round.get(id) for id, version in serving.items()):
-            self._round = {id: version for id, version in serving.items() if version is not None}
-        else:
-            self._round |= {id: -1 for id in serving.keys() - self._round.keys()}  # it came in the middle of a round
 
     def _collect(self) -> int:
         """Take what ended; how many groups that were."""
