@@ -25,13 +25,12 @@ from flows.configure import cross_check
 from flows.evaluate import evaluate_newest
 from flows.evaluations import Evaluation
 from flows.flow_runs import obedient, sign
-from flows.forms import CollectForm, EvaluateForm, TenantsForm, TrainForm, WarmStartForm
+from flows.forms import CollectForm, EvaluateForm, TrainForm, WarmStartForm
 from flows.hold import RunHeld
 from flows.learn import collector
 from flows.prepare import reach, stored_config_text
 from flows.report import Report
 from flows.session import open_session
-from flows.tenants import serve as tenants_flow
 from flows.train import train as train_flow
 from flows.warmstart import warmstart as warmstart_flow
 from infra.store.errors import StoreUnavailable
@@ -87,20 +86,6 @@ def _warmstart(config: RunConfig) -> str:
     log = CommitLog(reach(config), config.prefix, writer="observer")
     with open_session(config, log, console()) as session:
         return str(warmstart_flow.fn(config.name, session))
-
-
-@flow(name="tenants", flow_run_name="tenants {of.service}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY_S)
-def tenants(of: TenantsForm) -> State | None:
-    """Serve the jobs of many tenants until stopped; started again, it goes on with the jobs that there are."""
-    return retried_if_of_use(lambda: _tenants(of))
-
-
-def _tenants(form: TenantsForm) -> State | None:
-    service = form.config()
-    try:
-        return tenants_flow.fn(service.name, service, until_idle=form.until_idle, console=console())
-    except RunHeld as error:
-        return Cancelled(message=str(error))
 
 
 @flow(name="gc", flow_run_name="gc {what.title}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY_S)

@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue
 from flows.configure import read_config, read_section
 from rl.config.base import Name, Section
 from rl.config.run import RunConfig
-from rl.config.tenants import ServiceConfig
+from rl.config.tenants import Job, ServiceConfig
 
 
 class RunForm(Section):
@@ -56,19 +56,31 @@ class WarmStartForm(RunForm):
     """Whose base model to teach by demonstrations. The result is kept on the machine, for the runs that want it."""
 
 
-class TenantsForm(Section):
-    """Which service to run for many tenants."""
+class ServiceForm(Section):
+    """Which service for many tenants."""
 
     service: str = "lake"
     """A preset of a service, or a YAML file on the machine that runs the flow."""
     overrides: dict[str, JsonValue] = Field(default_factory=dict)
     """Fields that differ from it, by dotted path."""
-    until_idle: bool = False
-    """End when all jobs are over, once there was one."""
 
     def config(self) -> ServiceConfig:
         """The resolved service. Raises ConfigError."""
         return read_section(ServiceConfig, self.service, self.overrides, "services")
+
+
+class TenantsForm(ServiceForm):
+    """Which service to run for many tenants."""
+
+    until_idle: bool = False
+    """End when all jobs are over, once there was one."""
+
+
+class JobForm(ServiceForm):
+    """A job, and the service that it is for, which runs already."""
+
+    job: Job
+    """What is to be trained, for whom, how far."""
 
 
 class CollectForm(Section):

@@ -26,6 +26,7 @@ from infra.store.errors import NotFound
 from infra.store.jobs import JobBook
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
+from infra.store.reader import LogReader
 from infra.tracking.text import text_table
 from rl.config.load import validate_as
 from rl.config.run import RunConfig
@@ -76,6 +77,10 @@ class Tenants:
     def job(self, id: str) -> Entry:
         """Raises JobRefused where there is none."""
         return self._book.sync().entry(id)
+
+    def head(self, id: str) -> int:
+        """The newest version of a job; 0 also where there is none yet."""
+        return LogReader(self._store, f"{id}/").sync().head or 0
 
     def config(self, id: str) -> RunConfig:
         """The job as a run, for whatever works on runs."""
