@@ -17,7 +17,7 @@ from flows.prepare import differences
 from infra.store.objects import ObjectStore
 from infra.tracking.plots import reward_curves
 from infra.tracking.text import text_table
-from rl.config.load import dumps
+from rl.config.load import plain
 from rl.records import Step
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def comparison(runs: Sequence[Seen], store: ObjectStore) -> str:
     names = [run.name for run in runs]
     rows = [[name, *(f[name] for f in figures)] for name in figures[0]]
     parts = [text_table(["figure", *names], rows, left={"figure"})]
-    trees = [json.loads(dumps(run.config)) for run in runs]
+    trees = [plain(run.config) for run in runs]
     fields = sorted({path for tree in trees[1:] for path in differences(trees[0], tree)})
     fields = [f for f in fields if f.split(".")[0] not in NOT_COMPARED]
     if fields:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from prefect import flow, get_run_logger
@@ -28,7 +29,7 @@ from flows.flow_runs import obedient, sign
 from flows.forms import CollectForm, EvaluateForm, TrainForm, WarmStartForm
 from flows.hold import RunHeld
 from flows.learn import collector
-from flows.prepare import reach, stored_config_text
+from flows.prepare import reach, stored_config
 from flows.report import Report
 from flows.session import open_session
 from flows.train import train as train_flow
@@ -39,7 +40,6 @@ from infra.store.objects import ObjectStore
 from infra.store.reader import LogReader
 from infra.store.runs import run_prefixes
 from rl.config.infrastructure import StoreSection
-from rl.config.load import loads
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, DeadlineExceeded, RollmillError
 
@@ -48,6 +48,10 @@ TARGET = "rollmill.target"
 """Label: the version that a flow run with `more_steps` trains to, also when it is started again."""
 
 R = TypeVar("R")
+
+
+class NotCollected(RollmillError):
+    """Of some runs no garbage was collected; the message says why."""
 
 
 @flow(name="train", flow_run_name="train {run.title}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY_S)
@@ -95,26 +99,45 @@ def gc(what: CollectForm) -> dict[str, str]:
 
 
 def _collect(what: CollectForm) -> dict[str, str]:
-    told = {}
-    for config in _collected(what):
-        garbage = collector(config)
-        found = garbage.survey() if what.dry_run else garbage.collect()
-        told[config.prefix] = (
+    """One run that can not be collected keeps no other from it. Raises NotCollected."""
+    told, failed = {}, {}
+    for prefix, configured in _collected(what).items():
+        try:
+            garbage = collector(configured())
+            found = garbage.survey() if what.dry_run else garbage.collect()
+        except StoreUnavailable:
+            raise
+        except RollmillError as error:
+            failed[prefix] = str(error)
+            get_run_logger().error("%s: %s", prefix.rstrip("/"), error)
+            continue
+        told[prefix] = (
             f"{'would delete' if what.dry_run else 'deleted'} {len(found.doomed)} states and {len(found.segments)} "
             f"segments of samples, {found.size / 1e6:.1f} MB"
         )
-        get_run_logger().info("%s: %s", config.prefix.rstrip("/"), told[config.prefix])
+        get_run_logger().info("%s: %s", prefix.rstrip("/"), told[prefix])
+    if failed:
+        raise NotCollected(f"{len(failed)} of {len(told) + len(failed)} runs: {'; '.join(failed.values())}")
     return told
 
 
-def _collected(what: CollectForm) -> list[RunConfig]:
+def _collected(what: CollectForm) -> dict[str, Callable[[], RunConfig]]:
+    """The prefixes of the runs, each with what reads its configuration."""
     if what.configuration is not None:
-        form = EvaluateForm(configuration=what.configuration, name=what.name, tenant=what.tenant)
-        return [form.config()]
-    store = ObjectStore.connect(StoreSection(bucket=what.bucket))
+        config = EvaluateForm(configuration=what.configuration, name=what.name, tenant=what.tenant).config()
+        return {config.prefix: lambda: config}
+    here = StoreSection(bucket=what.bucket)  # the run may have been stored by another address
+    store = ObjectStore.connect(here)
     store.ensure_bucket()
-    configs = [loads(stored_config_text(store, prefix)) for prefix in run_prefixes(store, what.tenant)]
-    return [config for config in configs if what.name in (None, config.name)]
+    return {
+        prefix: partial(_found, store, prefix, here)
+        for prefix in run_prefixes(store, what.tenant)
+        if what.name in (None, prefix.rstrip("/").rpartition("/")[2])
+    }
+
+
+def _found(store: ObjectStore, prefix: str, here: StoreSection) -> RunConfig:
+    return stored_config(store, prefix).model_copy(update={"store": here})
 
 
 def _with_target(config: RunConfig, more_steps: int | None) -> RunConfig:

@@ -9,7 +9,6 @@ Invariants
 
 from __future__ import annotations
 
-import json
 import uuid
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,7 +19,7 @@ from infra.store.directories import push_directory
 from infra.store.errors import NotFound
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore, probe_atomicity
-from rl.config.load import dumps, validate
+from rl.config.load import dumps, loads, plain, restored, stored_tree
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
 
@@ -45,6 +44,7 @@ RESUMABLE = (
 
 LOOKING = ("evaluation", "pools", "engine", "store", "weights", "tracking", "alerts", "deadlines")
 """Sections that say how to look at a run, not what it is."""
+STORED = "the run's configuration"
 
 
 class RunExists(RollmillError):
@@ -74,21 +74,25 @@ def claim(store: ObjectStore, config: RunConfig, resume: bool) -> None:
     """Write the run's configuration, or see that it began with this one. Raises RunExists, ConfigError."""
     key = f"{config.prefix}config.json"
     if not store.create(key, dumps(config).encode(), nonce=uuid.uuid4().hex):
-        _join(config, json.loads(store.get(key)), resume)
+        _join(config, store.get(key).decode(), resume)
 
 
 def join_run(config: RunConfig) -> tuple[RunConfig, CommitLog]:
     """A run that exists, to look at: its own configuration, but for the sections in `LOOKING`, which are the given
     one's; and its log. Creates nothing. Raises StoreUnavailable, ConfigError."""
     store = reach(config)
-    given, stored = json.loads(dumps(config)), json.loads(stored_config_text(store, config.prefix))
+    given, stored = plain(config), stored_tree(_text(store, config.prefix), STORED)
     log = CommitLog(store, config.prefix, writer="observer")
     log.sync()
-    return validate(stored | {section: given[section] for section in LOOKING}, "the run's configuration"), log
+    return restored(RunConfig, stored | {section: given[section] for section in LOOKING}, STORED), log
 
 
-def stored_config_text(store: ObjectStore, prefix: str) -> str:
-    """The resolved configuration that a run began with. Raises ConfigError when there is no such run."""
+def stored_config(store: ObjectStore, prefix: str) -> RunConfig:
+    """The configuration that a run began with. Raises ConfigError when there is no such run, ConfigTooNew."""
+    return loads(_text(store, prefix), f"the configuration of run {prefix.rstrip('/')!r}")
+
+
+def _text(store: ObjectStore, prefix: str) -> str:
     try:
         return store.get(f"{prefix}config.json").decode()
     except NotFound as error:
@@ -109,14 +113,14 @@ def has_base(config: RunConfig, store: ObjectStore) -> bool:
     return store.exists(f"{config.base_prefix}manifest.json")
 
 
-def _join(config: RunConfig, stored: dict[str, Any], resume: bool) -> None:
+def _join(config: RunConfig, stored: str, resume: bool) -> None:
     prefix = config.prefix.rstrip("/")
     if not resume:
         raise RunExists(
             f"run {prefix!r} exists in bucket {config.store.bucket!r}; resume it with --resume, or choose another name"
         )
-    began = validate(stored, "the run's configuration")  # with what it did not know of at its default
-    changed = sorted(differences(json.loads(dumps(began)), json.loads(dumps(config))))
+    began = loads(stored, STORED)  # with what it did not know of at its default
+    changed = sorted(differences(plain(began), plain(config)))
     fixed = [path for path in changed if not any(fnmatch(path, f) or path.startswith(f"{f}.") for f in RESUMABLE)]
     if fixed:
         raise ConfigError(

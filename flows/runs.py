@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.command import console, one_line_errors, services
-from rl.errors import ConfigError, DeadlineExceeded
+from rl.errors import ConfigError, DeadlineExceeded, LogTooNew
 
 if TYPE_CHECKING:
     from infra.store.objects import ObjectStore
@@ -69,9 +69,14 @@ def ls(
         from infra.tracking.text import text_table
 
         live = _live()
-        rows = []
+        rows, unreadable = [], []
         for prefix in run_prefixes(store, tenant):
-            run = _seen(store, prefix)
+            try:
+                run = _seen(store, prefix)
+            except (ConfigError, LogTooNew) as error:
+                rows.append([prefix.rstrip("/"), *["?"] * 5])
+                unreadable.append(str(error))
+                continue
             rewards = [s.metrics["reward"] for s in run.steps if "reward" in s.metrics]
             rows.append(
                 [
@@ -85,7 +90,7 @@ def ls(
             )
         head = ["run", "version", "reward", "last record", "flow run", "alerts"]
         print_table = text_table(head, rows, left={"run", "flow run", "alerts"}) if rows else f"no run in {bucket!r}"
-        console.print(print_table, highlight=False, soft_wrap=True, markup=False)
+        console.print("\n".join([print_table, *unreadable]), highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -209,11 +214,10 @@ def _store(bucket: str) -> Iterator[ObjectStore]:
 
 
 def _seen(store: ObjectStore, prefix: str) -> Seen:
-    from flows.prepare import stored_config_text
+    from flows.prepare import stored_config
     from infra.store.reader import LogReader
-    from rl.config.load import loads
 
-    return Seen(loads(stored_config_text(store, prefix)), LogReader(store, prefix).history())
+    return Seen(stored_config(store, prefix), LogReader(store, prefix).history())
 
 
 def _prefix(run: str) -> str:

@@ -14,6 +14,10 @@ class ConfigError(RollmillError):
     """A configuration that can not run. Raised before anything starts."""
 
 
+class ConfigTooNew(ConfigError):
+    """A stored configuration of a newer Rollmill, which this one would misread: upgrade it."""
+
+
 class PlacementError(ConfigError):
     """A stage asks for a hardware class that the pools do not have."""
 

@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from rl.config import upgrades
 from rl.config.tenants import Job
 from rl.errors import RollmillError
 from rl.fairness import TenantShare
@@ -66,7 +67,19 @@ class _Event(BaseModel):
 
 class Submitted(_Event):
     kind: Literal["submitted"] = "submitted"
+    format: int = Field(default_factory=lambda: upgrades.FORMAT)
+    """Of the job's fields (`rl.config.upgrades`)."""
     job: Job
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_release(cls, tree: Any) -> Any:
+        """Raises ConfigTooNew."""
+        if not isinstance(tree, dict) or not isinstance(tree.get("job"), dict):
+            return tree
+        fields = {name: value for name, value in tree.items() if name != upgrades.FIELD}
+        written = tree.get(upgrades.FIELD, 1)
+        return fields | {"job": upgrades.upgraded(tree["job"] | {upgrades.FIELD: written}, "a submitted job")}
 
 
 class Ordered(_Event):

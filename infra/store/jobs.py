@@ -23,7 +23,7 @@ from infra.store.errors import NotFound
 from infra.store.objects import ObjectStore
 from rl.config.run import service_prefix
 from rl.config.tenants import Job
-from rl.errors import DeadlineExceeded, LogCorrupt
+from rl.errors import ConfigTooNew, DeadlineExceeded, LogCorrupt, LogTooNew
 from rl.jobs import EVENT, Ended, Erased, Event, Jobs, Order, Ordered, Started, Submitted
 
 APPEND_S = 60.0
@@ -40,7 +40,7 @@ class JobBook:
         self._store, self._prefix, self._clock = store, f"{service_prefix(service)}jobs/", clock
 
     def sync(self) -> Jobs:
-        """Read what is new. Raises LogCorrupt or a StoreError."""
+        """Read what is new. Raises LogCorrupt, LogTooNew, ConfigTooNew or a StoreError."""
         while (event := self._read(self.length)) is not None:
             self.jobs.apply(event)
             self.length += 1
@@ -74,7 +74,12 @@ class JobBook:
             return EVENT.validate_json(self._store.get(key))
         except NotFound:
             return None
+        except ConfigTooNew as error:
+            raise ConfigTooNew(f"{key}: {error}") from error
         except ValidationError as error:
+            unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "extra_forbidden"]
+            if unknown:
+                raise LogTooNew(f"{key}: this Rollmill does not know {', '.join(unknown)}; upgrade it") from error
             raise LogCorrupt(f"{key}: not an event of this format: {error.errors()[0]['msg']}") from error
 
     def _append(self, event: Event) -> None:

@@ -2,7 +2,7 @@
 ones.
 
 Invariants: the only exception is ConfigError; its message names the file, the field, the value and the mend;
-one mistake makes one line. `loads(dumps(config)) == config`.
+one mistake makes one line. `loads(dumps(config)) == config`, also when an earlier release wrote it (`upgrades`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pydantic import BaseModel, ValidationError
 
 from rl.config.base import Section
 from rl.config.run import RunConfig
-from rl.errors import ConfigError
+from rl.config.upgrades import FIELD, marked, upgraded
+from rl.errors import ConfigError, ConfigTooNew
 
 S = TypeVar("S", bound=Section)
+STORED = "stored configuration"
 
 
 def parse(text: str, source: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -37,6 +39,8 @@ def parse_as(kind: type[S], text: str, source: str, overrides: Mapping[str, Any]
         raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: a configuration is a mapping of fields, found {type(tree).__name__}")
+    if FIELD in tree:  # a stored one, taken as a file
+        tree = upgraded(tree, source)
     for path, value in (overrides or {}).items():
         _set(tree, path, value, source)
     return validate_as(kind, tree, source)
@@ -52,26 +56,51 @@ def validate_as(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in _lines(kind, error, tree))) from error
+        raise _mistakes(kind, error, tree, source) from error
+
+
+def plain(config: Section) -> dict[str, Any]:
+    """The tree that it is when written: every field, also those left at their defaults."""
+    return config.model_dump(mode="json", by_alias=True)
 
 
 def dumps(config: Section) -> str:
-    """The resolved configuration as JSON: every field, also those left at their defaults."""
-    return config.model_dump_json(by_alias=True, indent=2)
+    """The resolved configuration as JSON, with its format."""
+    return json.dumps(marked(plain(config)), indent=2)
 
 
-def loads(text: str) -> RunConfig:
-    """What `dumps` wrote."""
-    return loads_as(RunConfig, text)
+def loads(text: str, source: str = STORED) -> RunConfig:
+    """What `dumps` wrote, here or in another release. Raises ConfigTooNew, ConfigError."""
+    return loads_as(RunConfig, text, source)
 
 
-def loads_as(kind: type[S], text: str) -> S:
+def loads_as(kind: type[S], text: str, source: str = STORED) -> S:
     """The same for any root."""
+    return restored(kind, stored_tree(text, source), source)
+
+
+def stored_tree(text: str, source: str = STORED) -> dict[str, Any]:
+    """The tree of what `dumps` wrote, as this release has it. Raises ConfigTooNew, ConfigError."""
     try:
         tree = json.loads(text)  # not as YAML, to which 1e-05 is a string
     except ValueError as error:
-        raise ConfigError(f"stored configuration: not JSON: {error}") from error
-    return validate_as(kind, tree, "stored configuration")
+        raise ConfigError(f"{source}: not JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: a configuration is a mapping of fields, found {type(tree).__name__}")
+    return upgraded(tree, source)
+
+
+def restored(kind: type[S], tree: Mapping[str, Any], source: str = STORED) -> S:
+    """The configuration that such a tree is. Raises ConfigTooNew, ConfigError."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        unknown = [".".join(_path(e["loc"], tree)) for e in error.errors() if e["type"] == "extra_forbidden"]
+        if unknown:
+            raise ConfigTooNew(
+                f"{source} has what this Rollmill does not know: {', '.join(unknown)}; a newer one wrote it: upgrade"
+            ) from error
+        raise _mistakes(kind, error, tree, source) from error
 
 
 def _set(tree: Any, path: str, value: Any, source: str) -> None:
@@ -91,6 +120,10 @@ def _set(tree: Any, path: str, value: Any, source: str) -> None:
             node[index] = value
         else:
             node = node[index] if isinstance(node, list) else node.setdefault(index, {})
+
+
+def _mistakes(kind: type[Section], error: ValidationError, tree: Any, source: str) -> ConfigError:
+    return ConfigError("\n".join(f"{source}: {line}" for line in _lines(kind, error, tree)))
 
 
 def _lines(kind: type[Section], error: ValidationError, tree: Any) -> list[str]:

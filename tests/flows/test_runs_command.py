@@ -69,6 +69,15 @@ def test_ls_and_status_tell_how_far_each_run_came_and_what_calls_for_a_look(stor
     assert "no alerts" in good("status", "well", "--bucket", "runs-command")
 
 
+def test_a_run_of_a_newer_rollmill_hides_no_other(store: ObjectStore, tmp_path: Path) -> None:
+    made(store, tmp_path, "old", [0.5], "tenant=newer")
+    config = dumps(load_config("frozen_lake", ["name=new"])).replace('"format": 1', '"format": 9')
+    store.put("newer/new/config.json", config.encode())
+    listed = good("ls", "--bucket", "runs-command", "--tenant", "newer")
+    assert "newer/old" in listed and "0.500" in listed
+    assert "the configuration of run 'newer/new' is of format 9" in listed
+
+
 def test_compare_tells_figures_and_differing_fields_and_draws_the_curves(store: ObjectStore, tmp_path: Path) -> None:
     made(store, tmp_path, "slow", [0.1, 0.2, 0.3], "training.learning_rate=1.0e-4")
     made(store, tmp_path, "fast", [0.3, 0.6, 0.9], "training.learning_rate=1.0e-3", "staleness.alpha=2")

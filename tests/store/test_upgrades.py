@@ -11,13 +11,20 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 
+from flows.reference import models_in
 from infra.store import schema, upgrades
 from infra.store.errors import NotFound
+from infra.store.jobs import JobBook
 from infra.store.reader import LogReader
 from rl import records
-from rl.config.load import loads
-from rl.errors import LogTooNew
+from rl.config import upgrades as config_upgrades
+from rl.config.load import loads, loads_as
+from rl.config.run import RunConfig
+from rl.config.tenants import Job, ServiceConfig
+from rl.errors import ConfigTooNew, LogTooNew
+from rl.jobs import EVENT, Submitted
 from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
@@ -51,6 +58,75 @@ def test_every_golden_configuration_is_a_run_that_can_be_joined() -> None:
     for file in sorted(GOLDEN.glob("config-*.json")):
         config = loads(file.read_text())
         assert (config.prefix, config.training.steps, config.staleness.alpha) == ("default/golden/", 7, 2), file.name
+
+
+def test_every_golden_service_and_job_can_be_gone_on_with() -> None:
+    for file in sorted(GOLDEN.glob("service-*.json")):
+        service = loads_as(ServiceConfig, file.read_text())
+        assert (service.prefix, service.trainers, service.threads) == ("services/golden/", 2, 3), file.name
+    for file in sorted(GOLDEN.glob("submitted-*.json")):
+        event = EVENT.validate_json(file.read_text())
+        assert isinstance(event, Submitted) and (event.job.id, event.job.quota) == ("ann/golden", 64), file.name
+
+
+def test_a_field_that_is_gone_from_the_configuration_is_upgraded_from() -> None:
+    golden = GOLDEN / f"fields-{config_upgrades.FORMAT}.txt"
+    assert golden.is_file(), f"a new format of configurations: write {golden.name}, by `stored_fields`"
+    gone = sorted(set(golden.read_text().split()) - stored_fields())
+    assert not gone, f"runs have these stored: raise rl.config.upgrades.FORMAT and add to UPGRADES: {', '.join(gone)}"
+    assert sorted(config_upgrades.UPGRADES) == list(range(1, config_upgrades.FORMAT))
+
+
+def stored_fields() -> set[str]:
+    """Where every field of a stored configuration is, with the `type` of the sections that have one."""
+    found: set[str] = set()
+
+    def walk(model: type[BaseModel], path: str) -> None:
+        tag = f"[{model.model_fields['type'].default}]" if "type" in model.model_fields else ""
+        for name, field in model.model_fields.items():
+            here = f"{path}{tag}.{field.alias or name}"
+            if here not in found:
+                found.add(here)
+                for inner in models_in(field.annotation):
+                    walk(inner, here)
+
+    for kind in (RunConfig, ServiceConfig, Job):
+        walk(kind, kind.__name__)
+    return found
+
+
+def test_a_job_of_an_older_release_is_read_and_one_of_a_newer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.model_validate({"tenant": "ann", "name": "a", "domains": ["lake"], "budget": 9})
+    written = EVENT.dump_json(Submitted(time=1.0, job=job))
+    older = written.replace(b'"budget"', b'"tokens"')
+    book = JobBook(Bodies(older), "golden")  # type: ignore[arg-type]
+    with pytest.raises(LogTooNew, match=r"jobs/0000000000\.json: this Rollmill does not know .*tokens"):
+        book.sync()
+    monkeypatch.setattr(config_upgrades, "FORMAT", 2)
+    monkeypatch.setattr(
+        config_upgrades,
+        "UPGRADES",
+        {1: lambda tree: {("budget" if name == "tokens" else name): value for name, value in tree.items()}},
+    )
+    assert book.sync().entries["ann/a"].job == job
+    newest = EVENT.dump_json(Submitted(time=1.0, job=job))
+    assert JobBook(Bodies(newest), "golden").sync().entries["ann/a"].job == job  # type: ignore[arg-type]
+    newer = newest.replace(b'"format":2', b'"format":3')
+    with pytest.raises(ConfigTooNew, match=r"0\.json: a submitted job is of format 3, this Rollmill reads up to 2"):
+        JobBook(Bodies(newer), "golden").sync()  # type: ignore[arg-type]
+
+
+class Bodies:
+    """A store with these objects, by number."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self._bodies = bodies
+
+    def get(self, key: str) -> bytes:
+        number = int(key.rpartition("/")[2].removesuffix(".json"))
+        if number >= len(self._bodies):
+            raise NotFound("bucket", key)
+        return self._bodies[number]
 
 
 def test_an_older_format_is_brought_to_this_one_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
