@@ -15,6 +15,7 @@ the same number of steps and the same work in each. What is compared, on one eng
 Steps per hour are those of all tenants from the first submission to the end of the last job. An accelerator is the
 engine or the trainer; it is busy while it decodes, or restores and trains, by the clock, also where another process has
 its core. `reward_gap` is the difference of the mean reward over all steps to (a), in its standard errors.
+The stage times of every job are printed, and what the simulator (`sim.jobs`) predicts from them stands beside the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -37,6 +38,7 @@ import psutil
 import yaml
 
 from benchmarks.report import Figure, emit
+from benchmarks.tenant_times import service_times
 from benchmarks.whole_run import RunFailed, environ, services
 from flows.tenant_service import Tenants, load_service
 from flows.tenants import find_service
@@ -45,6 +47,7 @@ from infra.store.objects import ObjectStore
 from rl.errors import RollmillError
 from rl.records import Step
 from rl.tenancy import busy
+from sim.jobs import ServiceTimes, predicted_seconds
 
 START_S, LIMIT_S = 300.0, 3600.0
 LOOK_S = 0.5
@@ -82,6 +85,7 @@ class Found:
     rewards: list[float]
     rss_mb: float
     """Of all processes of the service, at most."""
+    times: ServiceTimes
 
     @property
     def per_hour(self) -> float:
@@ -182,6 +186,7 @@ def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alph
         trainer_busy=sum(map(busy, made)) / seconds,
         rewards=[step.metrics["reward"] for step in made],
         rss_mb=rss,
+        times=service_times(ObjectStore.connect(tenants.service.store), tenants.service, entries, logs),
     )
     print(
         f"{label:12s} {count:3d} tenants  {found.seconds:7.1f} s  {found.per_hour:7.0f} steps/h  first step "
@@ -189,6 +194,7 @@ def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alph
         f"trainer {found.trainer_busy:4.0%}  reward {fmean(found.rewards):.3f}  {found.rss_mb:6.0f} MB",
         flush=True,
     )
+    print(f"{label} {count} stages: {json.dumps(asdict(found.times))}", flush=True)
     return found
 
 
@@ -254,7 +260,21 @@ def figures(ours: Mapping[int, Found], others: Mapping[str, Found], most: int) -
     found.append(Figure("time_to_first_step_one_by_one", median(a.first_steps), "s"))
     if most > 1:
         found.append(Figure("memory_per_tenant", (best.rss_mb - ours[1].rss_mb) / (most - 1), "MB"))
+    found += simulated({"ours": best, **others})
     return [*found, Figure("reward_gap", sigmas(best.rewards, a.rewards), "standard errors", 3.0)]
+
+
+def simulated(runs: Mapping[str, Found]) -> list[Figure]:
+    """Steps per hour of ours over each of the others, as the simulator predicts it from the stage times of each."""
+    seconds = {name: predicted_seconds(one.times) for name, one in runs.items()}
+    figures = [Figure(f"{name}_seconds", one.seconds, "s") for name, one in runs.items()]
+    figures += [Figure(f"{name}_seconds_simulated", seconds[name], "s") for name in runs]
+    off = 0.0
+    for name in runs.keys() - {"ours"}:
+        ratio, measured = seconds[name] / seconds["ours"], runs[name].seconds / runs["ours"].seconds
+        figures.append(Figure(f"ratio_to_{name}_simulated", ratio, "ratio"))
+        off = max(off, abs(ratio / measured - 1))
+    return [*figures, Figure("simulated_off_max", off, "share", 0.10)]
 
 
 def sigmas(one: Sequence[float], other: Sequence[float]) -> float:

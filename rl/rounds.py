@@ -18,13 +18,14 @@ class Rounds:
         self._version: dict[str, int | None] = {}
         """What each job rolls out in this round; None for one that waits for the next."""
 
-    def look(self, serving: Mapping[str, int | None]) -> None:
-        """The versions that are served now, of the jobs that are not over; None before the first one. Once every job has
-        another than in this round, the next one begins."""
+    def look(self, serving: Mapping[str, int | None]) -> bool:
+        """The versions that are served now, of the jobs that are not over; None before the first one. Once every job
+        has another than in this round, the next one begins; whether one did."""
         if all(version is not None and version != self._version.get(job) for job, version in serving.items()):
             self._version = dict(serving)
-        else:
-            self._version |= dict.fromkeys(serving.keys() - self._version.keys())
+            return True
+        self._version |= dict.fromkeys(serving.keys() - self._version.keys())
+        return False
 
     def may(self, job: str, serving: int | None) -> bool:
         """Whether a job may start what it rolls out under this version."""

@@ -11,10 +11,10 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from rl.fairness import Demand, TenantQueue, TenantShare, allot
 from rl.modes import MODES
 from rl.placement import HardwareClass, Placement
 from rl.trajectory import Uid
@@ -27,6 +27,7 @@ from sim.profiles import hardware, language_model
 from sim.rewards import Rewards
 from sim.routing import TurnRouting
 from sim.run import Run
+from sim.service import Service, job_id, number_of, section
 from sim.weights import weight_times
 from sim.workload import Workload, shortest_turn
 from sim.world import World
@@ -58,12 +59,9 @@ class Cluster:
         if self._engines.split:
             self.world.carry_cache(self.model.kv_bytes / fitted.kv_bandwidth)
         self.agenda = Agenda()
-        self._shares = {str(n): TenantShare() for n in range(tenants)}
-        self.queue = TenantQueue(self._shares)
-        self._wanted = dict.fromkeys(self._shares, 0)
-        """Groups that each run would start, and may not yet."""
+        self.service = Service(scenario)
         self.trainer_busy = 0.0
-        self._costs: dict[str, float] = {}
+        self._costs: dict[int, float] = {}
         self._training = False
         self._groups: dict[int, tuple[Run, Uid]] = {}
         self._numbers: dict[tuple[int, Uid], int] = {}
@@ -76,6 +74,8 @@ class Cluster:
         self._members_of = {c: self._engines.of_class(c, "decode") for c in self._classes}
         self._readers = np.flatnonzero(np.array(self._engines.roles)[self._engines.pool] == "prefill")
         self.runs = [Run(n, scenario, self, steps) for n in range(tenants)]
+        for run in self.runs:
+            self.agenda.at(section(scenario, run.number).submitted, partial(self._submitted, run))
 
     @property
     def now(self) -> float:
@@ -83,6 +83,7 @@ class Cluster:
 
     def simulate(self, horizon: float) -> None:
         """Until every run has its last step, or for `horizon` seconds."""
+        self.agenda.until(self.now)
         self._poll(self.runs)
         while self.now < horizon and not all(run.over for run in self.runs):
             until = min(self.now + self.world.tick, self.agenda.next, horizon)
@@ -94,7 +95,23 @@ class Cluster:
 
     def _poll(self, runs: Sequence[Run]) -> None:
         for run in runs:
-            run.poll()
+            if run.begun:
+                run.poll()
+        if self.scenario.schedule == "rounds":  # the last one to be asked may have begun a round for all
+            for run in self.runs:
+                if run.begun and run.changed:
+                    run.poll()
+        if any(run.over for run in runs):
+            self._give_places()
+
+    def _submitted(self, run: Run) -> None:
+        self.service.submit(run.number, self.now)
+        self.agenda.at(self.now, self._give_places)  # once all that come now are there
+
+    def _give_places(self) -> None:
+        for number in self.service.places(self.runs, self.now):
+            run = self.runs[number]
+            self.agenda.at(self.now + self.service.begins(number), run.begin)
 
     # -- what runs ask for -------------------------------------------------------------------------------
 
@@ -141,16 +158,7 @@ class Cluster:
 
     def grant(self, run: Run, wanted: int) -> int:
         """How many of the groups that its bound allows the run may start now."""
-        most = self.scenario.max_concurrent
-        if most is None:
-            return wanted
-        tenant = str(run.number)
-        self._wanted[tenant] = wanted
-        free = most // run.members - sum(len(one.in_flight) for one in self.runs)
-        demands = {t: Demand(n, len(self.runs[int(t)].in_flight)) for t, n in self._wanted.items()}
-        granted = allot(max(0, free), demands, self._shares, len(self.queue)).get(tenant, 0)
-        self._wanted[tenant] -= granted
-        return granted
+        return self.service.grant(run, wanted, self.runs)
 
     def end(self, run: Run, uids: Iterable[Uid], playing: bool) -> None:
         """Forget these groups; `playing` if members of theirs are to be stopped."""
@@ -167,15 +175,16 @@ class Cluster:
         section, fitted = self.scenario.trainer, self.scenario.efficiency
         work = self.model.token_flops * tokens + self.model.attention_flops * squares / 2
         speed = section.gpus * hardware(section.hardware).flops * fitted.train
-        self._costs[str(run.number)] = fitted.train_fixed + fitted.train_passes * work / speed
-        self.queue.offer(str(run.number))
+        self._costs[run.number] = fitted.train_fixed + fitted.train_passes * work / speed
+        self.service.queue.offer(job_id(run.number))
         self._next_step()
 
     def _next_step(self) -> None:
-        if self._training or (tenant := self.queue.take()) is None:
+        if self._training or (job := self.service.queue.take()) is None:
             return
         self._training = True
-        seconds = self._costs[tenant]
+        run = self.runs[number_of(job)]
+        seconds = self._costs[run.number]
         mode = MODES[self.scenario.mode]
         lazy = not (mode.alternates or mode.eager)
         wait = self.exposed if self._inline and lazy and len(self.runs) == 1 else 0.0
@@ -183,8 +192,8 @@ class Cluster:
 
         def done() -> None:
             self._training = False
-            self.queue.served(tenant, seconds)
-            self.runs[int(tenant)].trained()
+            self.service.queue.served(job, seconds)
+            run.trained()
             self._next_step()
 
         self.agenda.at(self.now + wait + seconds, done)
@@ -203,7 +212,10 @@ class Cluster:
 
     def push(self, run: Run) -> None:
         """Bring the new version to the store."""
-        self.agenda.at(self.now + (0.0 if self._inline or len(self.runs) > 1 else self._times.push), run.pushed)
+        seconds = 0.0 if self._inline else self._times.push
+        if len(self.runs) > 1:
+            seconds = self.scenario.efficiency.adapter_push
+        self.agenda.at(self.now + seconds, run.pushed)
 
     def swap(self, run: Run) -> None:
         """Update the engines to the run's head."""
@@ -213,7 +225,7 @@ class Cluster:
                 self.world.forget(run.number)
                 run.swapped()
 
-            self.agenda.at(self.now + self.scenario.efficiency.adapter_swap, there)
+            self.agenda.at(self.now + (self.scenario.efficiency.adapter_swap if run.log.head else 0.0), there)
             return
         self.world.stand()
         seconds = self.exposed if run.log.head else 0.0  # the first version is there already
@@ -243,8 +255,8 @@ class Cluster:
             if world.slots.phase[slot] != FREE:
                 world.free(np.array([slot]))
             self._tell(int(world.slots.group[slot]), run, uid)
-        if touched and self.scenario.max_concurrent is not None:
-            for run in (run for run in self.runs if self._wanted[str(run.number)]):
+        if touched:
+            for run in self.service.waiting(self.runs):
                 run.changed = True
                 touched.add(run.number)
         return touched

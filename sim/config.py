@@ -167,8 +167,25 @@ class Efficiency(Section):
     """Seconds of an RDMA transfer beside moving bytes."""
     adapter_swap: NotNegative = 1.0
     """Seconds in which a tenant's adapter comes to the engines, which go on with those of others."""
+    adapter_push: NotNegative = 0.0
+    """Seconds in which a tenant's version comes from the trainer to the store."""
     kv_bandwidth: Positive = 20e9
     """Bytes per second of cache from a prefill engine to a decode engine."""
+
+
+class TenantSection(Section):
+    """What one tenant has of its own."""
+
+    domains: tuple[Name, ...] = ()
+    """Of the scenario's, those that it trains on; none named is all."""
+    priority: int = 0
+    """As of a job (`rl.config.tenants`), with weight and quota."""
+    weight: Positive = 1.0
+    quota: Count | None = None
+    submitted: NotNegative = 0.0
+    """When it hands its job in."""
+    begins: NotNegative = 0.0
+    """Seconds from getting a place to its first version being served."""
 
 
 class Scenario(Section):
@@ -194,6 +211,13 @@ class Scenario(Section):
     again."""
     tenants: Count = 1
     """Runs that share engines and trainer, each with this work, its own versions and its own adapter."""
+    shares: tuple[TenantSection, ...] = ()
+    """What the tenants have of their own, in this order and again from the first; none: they are alike."""
+    running: Count | None = None
+    """Tenants that run at once; further ones wait for a place. None is all."""
+    schedule: Literal["free", "rounds"] = "free"
+    """As of a service: `rounds` makes all tenants roll out one version each, and none begins the next before all have
+    trained it."""
     affinity: bool = True
     """Whether `runs_on` of the domains is followed."""
     groups_per_step: Count = 64
@@ -225,6 +249,13 @@ class Scenario(Section):
             raise ValueError("pools: a prefill pool needs a decode pool and the other way round; add the missing one")
         if roles == {"both", "prefill", "decode"}:
             raise ValueError("pools: either all are of role both, or each is prefill or decode")
+        if wrong := {name for one in self.shares for name in one.domains} - set(names):
+            raise ValueError(f"shares: there is no domain {sorted(wrong)[0]!r} in {names}; name one of them")
+        small = [one.quota for one in self.shares if one.quota is not None and one.quota < self.group_size]
+        if small:
+            raise ValueError(
+                f"shares: a quota ({small[0]}) is below group_size ({self.group_size}): no group could run; raise it"
+            )
         if (why := MODES[self.mode].refuse(self.alpha)) is not None:
             raise ValueError(why.replace("staleness.", ""))
         if self.routing == "turn" and roles != {"both"}:

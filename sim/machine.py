@@ -52,7 +52,7 @@ class StageTimes:
 
 def predicted_step(times: StageTimes, seed: int = 0) -> float:
     """Seconds from one commit to the next."""
-    spread = _spread(times.group_s, times.slowest_s, times.groups_per_step)
+    spread = spread_of(times.group_s, times.slowest_s, times.groups_per_step)
     group = Latency(mean=times.group_s, sd=times.group_s * math.sqrt(math.expm1(spread**2)))
     work = DomainWork(
         name="group", turns=(1, 1), prompt_tokens=1, observation_tokens=0, response_tokens=1, problem_spread=0,
@@ -90,7 +90,7 @@ def predicted_ratios(runs: Mapping[str, StageTimes], best: str = "rollart") -> d
     return {f"{best}_over_{name}": s / seconds[best] for name, s in seconds.items() if name != best}
 
 
-def _spread(mean: float, slowest: float, count: int) -> float:
+def spread_of(mean: float, slowest: float, count: int) -> float:
     """Sigma of the lognormal of this mean of which `count` draws have the largest at `slowest`, on average."""
     normal = np.sort(np.random.default_rng(0).standard_normal((DRAWS // count + 1, count)), axis=1)[:, -1]
     low, high = 0.0, 4.0

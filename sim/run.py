@@ -26,6 +26,7 @@ from rl.stream import ProblemStream
 from rl.trajectory import Uid
 from sim.config import Scenario
 from sim.host import Flight, Host, StepTimes
+from sim.service import section
 from sim.workload import length_factor
 
 MEMBER_RETRIES = 2
@@ -37,6 +38,8 @@ class Run:
 
     def __init__(self, number: int, scenario: Scenario, host: Host, steps: int | None = None):
         self.number, self.scenario, self.host = number, scenario, host
+        self.begun = False
+        """Whether it has a place, and its first version is there."""
         r = scenario.redundancy
         self.redundancy = RedundancyPolicy(Mode(r.mode), r.extra_members, r.extra_groups)
         examined = self.redundancy.examined(scenario.groups_per_step, scenario.groups_per_step)
@@ -44,7 +47,9 @@ class Run:
         bound, admission = self.mode.bound(scenario.alpha), scenario.alpha
         self.policy = StalenessPolicy(bound, scenario.groups_per_step, examined, steps, admission)
         self.drops = DropPolicy(train_equal_rewards=True, forgets=self.redundancy.mode is Mode.FIRST_FINISHED)
-        self.stream = ProblemStream(scenario.seed + number, {d.name: d.weight for d in scenario.domains})
+        own = section(scenario, number).domains
+        self._domains = {d.name: d for d in scenario.domains if not own or d.name in own}
+        self.stream = ProblemStream(scenario.seed + number, {name: d.weight for name, d in self._domains.items()})
         self.protocol = StepProtocol(scenario.alpha, self.mode.eager)
         self.log, self.ahead = Ledger(), Ledger()
         """What the rollout side reads, and what the trainer knows will be there."""
@@ -63,7 +68,6 @@ class Run:
         """Of the sealed groups, from start to end."""
         self.changed = True
         """Whether admission may answer something new."""
-        self._domains = {d.name: d for d in scenario.domains}
         self._chosen: Selection | None = None
         self._record: Step | None = None
         """On its way to the log."""
@@ -90,6 +94,9 @@ class Run:
         if self.scenario.weights.mode == "inline" and (self._record or self._swapping or self._swap_wanted):
             return False  # the trainer is busy handing its version over
         return self.protocol.may(Phase.GET_BATCH)
+
+    def begin(self) -> None:
+        self.begun, self._asked = True, self.host.now
 
     def poll(self) -> None:
         """Do whatever is due now."""
@@ -279,8 +286,7 @@ class Run:
         self.sealed = {u: c for u, c in self.sealed.items() if self.log.is_open(u) and c.version >= floor}
         self.sizes = {u: size for u, size in self.sizes.items() if u in self.sealed}
         self._offer()
-        closed = [uid for uid in self.in_flight if not self.log.is_open(uid)]
-        self._end(closed)
+        self._end([uid for uid in self.in_flight if not self.log.is_open(uid)])
 
     def _offer(self) -> None:
         self._missing = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl.modes import MODES
-from sim.machine import StageTimes, _spread, predicted_ratios, predicted_step
+from sim.machine import StageTimes, predicted_ratios, predicted_step, spread_of
 
 L, T = 8.0, 1.5
 TIMES = StageTimes("sync_plus", 0, 8, group_s=5.0, slowest_s=L, train_s=T)
@@ -19,10 +19,10 @@ def of(mode: str, **more: object) -> StageTimes:
 
 
 def test_the_spread_gives_the_slowest_group_its_time():
-    sigma = _spread(5.0, 8.0, 8)
+    sigma = spread_of(5.0, 8.0, 8)
     draws = 5.0 * np.exp(np.random.default_rng(1).normal(-(sigma**2) / 2, sigma, (20_000, 8)))
     assert draws.mean() == pytest.approx(5.0, rel=0.01) and draws.max(axis=1).mean() == pytest.approx(8.0, rel=0.02)
-    assert _spread(5.0, 5.0, 8) == pytest.approx(0.0, abs=1e-3)
+    assert spread_of(5.0, 5.0, 8) == pytest.approx(0.0, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -1,0 +1,133 @@
+"""Runs as the jobs of a service: who has a place, who may start how much, whose batch is trained.
+
+The policies are those of a service: `rl.jobs` (places, shares), `rl.fairness` (admission, the queue of batches),
+`rl.rounds`. What the flow of a service reads of its jobs is read of the runs here.
+
+Invariants: a run begins once it has a place, and gives it away with its last step; nobody starts more than its quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rl.config.tenants import Job, QueueSection
+from rl.fairness import Demand, TenantQueue, TenantShare, allot
+from rl.jobs import Ended, Jobs, Started, Submitted, next_starts, shares
+from rl.rounds import Rounds
+from sim.config import Scenario, TenantSection
+
+if TYPE_CHECKING:
+    from sim.run import Run
+
+TRAINERS = frozenset({0})
+
+
+class Service:
+    """Of one cluster. A run is its number, or the job of this number."""
+
+    def __init__(self, scenario: Scenario):
+        self._scenario = scenario
+        self._sections = [section(scenario, number) for number in range(scenario.tenants)]
+        self._jobs = Jobs()
+        self._most = scenario.running or scenario.tenants
+        self._rounds = Rounds() if scenario.schedule == "rounds" else None
+        own = QueueSection()
+        self._shares: dict[str, TenantShare] = {}
+        self.queue = TenantQueue({}, own.slack, own.patience)
+        """Completed batches."""
+        self._wanted: dict[int, int] = {}
+        """Groups that each run would start, and may not yet."""
+
+    # -- places ------------------------------------------------------------------------------------------
+
+    def submit(self, number: int, now: float) -> None:
+        one = self._sections[number]
+        job = Job(
+            tenant=f"t{number}", name="job", domains=("any",), priority=one.priority, weight=one.weight, quota=one.quota
+        )
+        self._jobs.apply(Submitted(time=now, job=job))
+
+    def places(self, runs: Sequence[Run], now: float) -> list[int]:
+        """Take the places of runs that are over, and give them away: which runs begin now."""
+        over = [e for e in self._jobs.running if runs[number_of(e.job.id)].over]
+        for entry in over:
+            self._jobs.apply(Ended(time=now, id=entry.job.id))
+        begun = next_starts(self._jobs, TRAINERS, self._most)
+        for id, trainer in begun:
+            self._jobs.apply(Started(time=now, id=id, trainer=trainer))
+        if over or begun:
+            self._shares = shares(self._jobs.running)
+            self.queue.entitle(self._shares)
+        return [number_of(id) for id, _ in begun]
+
+    def begins(self, number: int) -> float:
+        """Seconds from its place to its first version being served."""
+        return self._sections[number].begins
+
+    # -- who may start -----------------------------------------------------------------------------------
+
+    @property
+    def shares_room(self) -> bool:
+        """Whether what one run may start depends on what others do."""
+        return self._scenario.max_concurrent is not None
+
+    def grant(self, run: Run, wanted: int, runs: Sequence[Run]) -> int:
+        """How many of the groups that its bound allows the run may start now."""
+        self._wanted[run.number] = wanted
+        if self._rounds is not None:
+            if self._rounds.look({job_id(one.number): one.serving for one in runs if one.begun and not one.over}):
+                for one in runs:  # those that were told to wait may start, too
+                    one.changed = one.changed or bool(self._wanted.get(one.number))
+            if not self._rounds.may(job_id(run.number), run.serving):
+                return 0
+        most, members = self._scenario.max_concurrent, run.members
+        if most is None:
+            quota = self._sections[run.number].quota
+            granted = wanted if quota is None else max(0, min(wanted, quota // members - len(run.in_flight)))
+        else:
+            granted = allot(*self._room(most, members, runs)).get(job_id(run.number), 0) // members
+        self._wanted[run.number] -= granted
+        return granted
+
+    def _room(
+        self, most: int, members: int, runs: Sequence[Run]
+    ) -> tuple[int, Mapping[str, Demand], Mapping[str, TenantShare], int]:
+        """What `allot` wants to know, as the rollout of a service tells it."""
+        playing = [one for one in runs if one.begun and not one.over]
+        free = most - members * sum(len(one.in_flight) for one in runs)
+        demands = {
+            job_id(one.number): Demand(wanted * members, len(one.in_flight) * members, members)
+            for one in playing
+            if (wanted := self._wanted.get(one.number, 0))
+            and (self._rounds is None or self._rounds.may(job_id(one.number), one.serving))
+        }
+        complete = sum(
+            one.serving is not None and not one.in_flight and not self._wanted.get(one.number) for one in playing
+        )
+        return max(0, free), demands, self._shares, complete
+
+    def waiting(self, runs: Sequence[Run]) -> list[Run]:
+        """Those that would start more, and may be allowed to now that something ended."""
+        if self._rounds is None and not self.shares_room and not self._any_quota:
+            return []
+        return [run for run in runs if self._wanted.get(run.number)]
+
+    @property
+    def _any_quota(self) -> bool:
+        return any(one.quota is not None for one in self._sections)
+
+
+def section(scenario: Scenario, number: int) -> TenantSection:
+    """What the tenant of this number has of its own."""
+    return scenario.shares[number % len(scenario.shares)] if scenario.shares else TenantSection()
+
+
+def job_id(number: int) -> str:
+    """Of the run of this number."""
+    return f"t{number}/job"
+
+
+def number_of(id: str) -> int:
+    """Of the run with this job."""
+    return int(id.partition("/")[0][1:])

@@ -1,0 +1,72 @@
+"""Runs as jobs of a service: places, rounds, quotas and priorities are those of `rl`, seen in what starts when."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from sim.cluster import Cluster
+from sim.config import TenantSection
+from tests.sim.scenes import STEADY, VARIED, scenario
+
+SHARED = {"alpha": 0, "mode": "sync_plus", "tenants": 3}
+
+
+def played(steps: int = 3, **more) -> Cluster:
+    cluster = Cluster(scenario(**SHARED | more), steps)
+    cluster.simulate(1e5)
+    assert all(len(run.steps) == steps for run in cluster.runs)
+    return cluster
+
+
+def test_with_one_place_jobs_run_one_after_another_by_priority_then_arrival():
+    shares = tuple(TenantSection(priority=priority, begins=5.0) for priority in (0, 0, 1))
+    runs = played(running=1, shares=shares).runs
+    ends = [run.steps[-1].committed for run in runs]
+    order = sorted(range(3), key=lambda n: ends[n])
+    assert order == [2, 0, 1]
+    for before, after in pairwise(order):
+        first = runs[after].steps[0]
+        assert first.asked == pytest.approx(ends[before] + 5.0, abs=1.0)
+
+
+def test_a_job_that_is_handed_in_later_begins_later():
+    shares = (TenantSection(), TenantSection(submitted=40.0, begins=2.0))
+    first, late = played(tenants=2, shares=shares).runs
+    assert first.steps[0].asked == 0.0 and late.steps[0].asked == pytest.approx(42.0, abs=0.5)
+
+
+def test_in_rounds_nobody_is_a_version_ahead():
+    domains = tuple(
+        STEADY.model_copy(update={"name": name, "turns": (n, n)}) for name, n in (("short", 2), ("long", 8))
+    )
+    shares = tuple(TenantSection(domains=(d.name,)) for d in domains)
+    both = {"domains": domains, "shares": shares, "tenants": 2}
+    free, rounds = played(**both), played(**both, schedule="rounds")
+    quick, slow = rounds.runs
+    for before, after in zip(slow.steps, quick.steps[1:], strict=False):
+        assert after.batch > before.committed
+    assert free.runs[0].steps[1].committed < free.runs[1].steps[0].committed
+    assert free.now == pytest.approx(rounds.now, rel=0.1), "the slow one alone decides"
+
+
+def test_a_quota_is_never_exceeded_and_holds_up_nobody_else():
+    shares = (TenantSection(quota=4), TenantSection(), TenantSection())
+    cluster = Cluster(scenario(VARIED, **SHARED, shares=shares), 3)
+    most = np.zeros(3)
+    for until in np.arange(2.0, 1000.0, 2.0):
+        cluster.simulate(until)
+        most = np.maximum(most, [len(run.in_flight) * run.members for run in cluster.runs])
+    assert most.tolist() == [4, 16, 16]
+    limited, *others = (run.steps[-1].committed for run in cluster.runs)
+    assert limited > 2 * max(others)
+
+
+def test_what_can_never_run_is_refused():
+    with pytest.raises(ValidationError, match="quota"):
+        scenario(**SHARED, shares=(TenantSection(quota=3),))
+    with pytest.raises(ValidationError, match="no domain 'chess'"):
+        scenario(**SHARED, shares=(TenantSection(domains=("chess",)),))
