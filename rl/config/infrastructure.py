@@ -47,6 +47,10 @@ class LocalPools(Section):
             "lambda": self.lambda_,
         }
 
+    def field(self, name: str) -> str:
+        """Where a user wrote the slots of a class."""
+        return f"pools.{name}"
+
     @property
     def host(self) -> str:
         """Where the proxy listens."""

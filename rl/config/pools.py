@@ -7,7 +7,7 @@ Invariants: environments, rewards, the trainer and the proxy run on this machine
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,10 +33,17 @@ class _Beyond(Section):
     here: Here = Here()
     """Slots of this machine."""
 
+    elsewhere: ClassVar[str]
+    """Where a user wrote how many engines are elsewhere."""
+
     @property
     def engines(self) -> int:
         """Engines elsewhere."""
         raise NotImplementedError
+
+    def field(self, name: str) -> str:
+        """Where a user wrote the slots of a class."""
+        return f"pools.here.{name}" + f" + pools.{self.elsewhere}" * (name == "bandwidth_gpu")
 
     @property
     def slots(self) -> dict[str, int]:
@@ -69,6 +76,7 @@ class SSHPools(_Beyond):
     """Engines on machines that are reached by SSH, with the keys of the user's agent or of `key_file`. The same
     Rollmill is installed there, and the environment has the store's credentials (extra `ssh`)."""
 
+    elsewhere = "machines.*.bandwidth_gpu"
     type: Literal["ssh"] = "ssh"
     machines: Annotated[tuple[SSHMachine, ...], Field(min_length=1)]
     """The machines."""
@@ -92,6 +100,7 @@ class SlurmPools(_Beyond):
     """Engines as jobs of SLURM, submitted from this machine, which shares a file system with the nodes (extra
     `slurm`)."""
 
+    elsewhere = "jobs"
     type: Literal["slurm"] = "slurm"
     jobs: Annotated[int, Field(ge=1)]
     """Engines, a job each."""
@@ -125,6 +134,7 @@ class KubernetesPools(_Beyond):
     """Engines as pods of a Kubernetes job, started from a machine or a pod that they reach (extra `kubernetes`). The
     cluster is the one of the kubeconfig, or the one that this process runs in."""
 
+    elsewhere = "pods"
     type: Literal["kubernetes"] = "kubernetes"
     pods: Annotated[int, Field(ge=1)]
     """Engines, a pod each."""

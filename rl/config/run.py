@@ -22,6 +22,7 @@ from rl.config.infrastructure import (
     MooncakeWeights,
     RestartSection,
     S3Weights,
+    SchedulerPools,
     StoreSection,
     TrackingSection,
 )
@@ -100,11 +101,12 @@ class RunConfig(Section):
                 f"model.source: the base of service {self.model.source.name!r} is everybody's and stays as it is; set "
                 f"model.lora, and leave model.warmstart away"
             )
-        if (slots := self.pools.slots) is not None:
+        if not isinstance(self.pools, SchedulerPools):
+            slots = self.pools.slots
             members = self.policy.buffer_groups * self.training.group_size
             if slots["cpu"] < self.training.group_size:
                 raise ValueError(
-                    f"pools.cpu ({slots['cpu']}) is below training.group_size "
+                    f"{self.pools.field('cpu')} ({slots['cpu']}) is below training.group_size "
                     f"({self.training.group_size}): no group could run; raise it, up to {members} are used"
                 )
             for name, engines in self.engine_slots.items():
@@ -113,11 +115,11 @@ class RunConfig(Section):
                     users = [f"{engines} engine{'s' * (engines > 1)}"] * bool(engines) + ["the trainer"] * trains
                     users[0] += " (one for evaluation.every)" * (self.engine.counts.get(name, 0) < engines)
                     raise ValueError(
-                        f"pools.{name} ({given}) is below {engines + trains}, but {' and '.join(users)} run there; "
-                        f"set it to {engines + trains}"
+                        f"{self.pools.field(name)} ({given}) is below {engines + trains}, but "
+                        f"{' and '.join(users)} run there; set it to {engines + trains}"
                     )
             if slots["compute_gpu"] < 1:
-                raise ValueError("pools.compute_gpu is 0, but the trainer runs there; set it to 1")
+                raise ValueError(f"{self.pools.field('compute_gpu')} is 0, but the trainer runs there; set it to 1")
         if self.pools.host != LOOPBACK and self.engine.embedded:
             raise ValueError(
                 f"pools.host ({self.pools.host}) is for engines on other machines, but the engine is within the proxy; "
@@ -156,11 +158,11 @@ class RunConfig(Section):
     def _check_lockstep(self) -> None:
         """A whole batch of environments has to be alive at once, or its first turn would never come."""
         together = self.policy.buffer_groups * self.training.group_size
-        for domain in self.domains:
+        for at, domain in enumerate(self.domains):
             if domain.concurrency is not None and domain.concurrency < together:
                 raise ValueError(
-                    f"domains[{domain.name}].concurrency ({domain.concurrency}) is below the {together} environments "
-                    f"that staleness.mode sync steps together; leave it away or choose sync_plus"
+                    f"domains.{at}.concurrency ({domain.concurrency}, of {domain.name!r}) is below the {together} "
+                    f"environments that staleness.mode sync steps together; leave it away or choose sync_plus"
                 )
 
     @property

@@ -18,6 +18,7 @@ from rl.config.infrastructure import (
     MooncakeWeights,
     RestartSection,
     S3Weights,
+    SchedulerPools,
     StoreSection,
     TrackingSection,
 )
@@ -98,11 +99,11 @@ class ServiceConfig(Section):
         if self.model.lora is not None:
             raise ValueError("model.lora: the service trains no adapter of its own; remove it, each job brings one")
         engines = self.engine.counts.get("compute_gpu", 0)
-        slots = self.pools.slots
-        if slots is not None and slots["compute_gpu"] < engines + self.trainers:
+        wanted = engines + self.trainers
+        if not isinstance(self.pools, SchedulerPools) and (given := self.pools.slots["compute_gpu"]) < wanted:
             raise ValueError(
-                f"pools.compute_gpu ({slots['compute_gpu']}) is below {engines + self.trainers}, but {engines} "
-                f"engines and {self.trainers} trainers run there; set it to {engines + self.trainers}"
+                f"{self.pools.field('compute_gpu')} ({given}) is below {wanted}, but {engines} engines and "
+                f"{self.trainers} trainers run there; set it to {wanted}"
             )
         if isinstance(self.engine, VLLMEngineSection) and self.engine.max_adapters < self.running:
             raise ValueError(
