@@ -5,8 +5,8 @@
 
 Where a request goes, in this order, at each place only where it fits:
 1. to the engine that holds the longest prefix of its trajectory;
-2. to the least loaded engine of its class: the one that its domain declares, else the one that its shape asks for
-   (many new prompt tokens for each token to be sampled want compute), else the default;
+2. to the least loaded engine of its class: the one that its owner, or else its domain declares, else the one that its
+   shape asks for (many new prompt tokens for each token to be sampled want compute), else the default;
 3. to the least loaded engine of a compatible class.
 It fits where a slot is free and where the keys and values of prompt and expected answer have room; alone it fits
 everywhere. With a `Split`, a request with a long enough new prompt is prefilled on one class and decoded on another.
@@ -251,7 +251,7 @@ class Router:
 
     def _classes(self, request: Request, fresh: int, new: int) -> Iterator[HardwareClass]:
         """Classes that can run the request, the preferred one first."""
-        declared = self._placement.by_domain.get(request.domain)
+        declared = request.runs_on or self._placement.by_domain.get(request.domain)
         if declared is not None:
             preferred = declared
         elif request.domain in self.shapes and fresh > self._prefill_heavy * new:

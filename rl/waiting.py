@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from rl.placement import HardwareClass
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -28,6 +30,8 @@ class Request:
     prompt: int
     max_new: int
     may_split: bool = True
+    runs_on: HardwareClass | None = None
+    """Class that its owner declared, whatever is declared for the domain."""
 
 
 class Waiting:

@@ -172,7 +172,8 @@ class Proxy:
         name = f"{whose}{body.request}#{self._serial}"
         if not isinstance(self.engine, Fleet):
             return await self.engine.generate(body.token_ids, sampling, body.tenant, name)
-        origin = Origin(whose + body.trajectory, body.domain, body.may_split)
+        declared = self.config.generation.by_domain.get(body.domain)
+        origin = Origin(whose + body.trajectory, body.domain, body.may_split, declared)
         try:
             return await self.engine.generate(body.token_ids, sampling, body.tenant, name, origin)
         except Overloaded as error:

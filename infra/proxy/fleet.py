@@ -24,6 +24,7 @@ from infra.engines.protocol import BASE, Capabilities, Engine, Generation, Sampl
 from infra.proxy.continuation import complete, extend, rest
 from infra.proxy.members import HEALTH_S, Member, Members
 from rl.errors import DeadlineExceeded, GenerationFailure
+from rl.placement import HardwareClass
 from rl.routing import Assignment, Router
 from rl.waiting import Request
 
@@ -54,6 +55,8 @@ class Origin:
     domain: str = ""
     may_split: bool = True
     """Whether prompt and answer may be computed by two engines."""
+    runs_on: HardwareClass | None = None
+    """Class that its run declares for the domain, before what the fleet's own says."""
 
 
 class Fleet:
@@ -91,7 +94,8 @@ class Fleet:
             tokens = [*token_ids, *done.token_ids]
             left = sampling.max_new_tokens - len(done.token_ids)
             name = f"{request_id}~{life}" if life else request_id
-            asked = Request(name, tenant, origin.trajectory, origin.domain, len(tokens), left, origin.may_split)
+            trajectory, may_split, runs_on = origin.trajectory, origin.may_split, origin.runs_on
+            asked = Request(name, tenant, trajectory, origin.domain, len(tokens), left, may_split, runs_on)
             found = await self._place(asked)
             sampled = 0
             try:

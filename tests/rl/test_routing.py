@@ -214,6 +214,15 @@ def test_the_declared_class_then_the_shape_then_the_default_then_a_compatible_on
     assert one(made, request(5, "v", prompt=6)).engine == "a", "few for many: bandwidth"
 
 
+def test_what_the_owner_of_a_request_declares_goes_before_what_is_declared_for_the_domain() -> None:
+    made = router(gpu=(GPU, 4, 1000), wide=(BANDWIDTH, 4, 1000))
+    assert one(made, request(1, "a", "lake")).engine == "gpu"
+    assert one(made, request(2, "b", "lake", runs_on=BANDWIDTH)).engine == "wide"
+    assert one(made, request(3, "c", "math", runs_on=GPU)).engine == "gpu"
+    made.leave("gpu")
+    assert one(made, request(4, "d", "math", runs_on=GPU)).engine == "wide", "a compatible one, where there is no other"
+
+
 def test_a_long_prompt_is_split_unless_the_request_says_no_or_its_prefix_is_there() -> None:
     made = router(SPLIT, a=(BANDWIDTH, 4, 1000), c=(GPU, 4, 1000))
     found = one(made, request(0, prompt=50))
