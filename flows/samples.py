@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,57 +30,72 @@ app = typer.Typer(help="Look at the samples of a run.", no_args_is_help=True)
 TOKENIZER = ("*token*", "*.json", "*.txt", "*.model", "*.jinja")
 """The files of a model directory that are not its weights."""
 
-VersionOption = Annotated[int | None, typer.Option(help="Only groups that started under this version.")]
-DomainOption = Annotated[str | None, typer.Option(help="Only of this domain.")]
-LeastOption = Annotated[float | None, typer.Option(help="Only groups with at least this mean reward.")]
-MostOption = Annotated[float | None, typer.Option(help="Only groups with at most this mean reward.")]
-TrainedOption = Annotated[bool, typer.Option("--trained", help="Only groups that a step trained.")]
-DroppedOption = Annotated[bool, typer.Option("--dropped", help="Only groups that were dropped.")]
-OpenOption = Annotated[bool, typer.Option("--open", help="Only groups that may still be trained.")]
-
 
 @dataclass(frozen=True)
 class Filter:
-    """What `ls` and `export` select by. `states` empty: all but copies of what was trained elsewhere."""
+    """What `ls` and `export` select by, each field an option. No state chosen: all but copies of what was trained
+    elsewhere."""
 
-    version: int | None
-    domain: str | None
-    least: float | None
-    most: float | None
-    states: frozenset[str]
+    version: Annotated[int | None, typer.Option(help="Only groups that started under this version.")] = None
+    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
+    min_reward: Annotated[float | None, typer.Option(help="Only groups with at least this mean reward.")] = None
+    max_reward: Annotated[float | None, typer.Option(help="Only groups with at most this mean reward.")] = None
+    trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step trained.")] = False
+    dropped: Annotated[bool, typer.Option("--dropped", help="Only groups that were dropped.")] = False
+    open: Annotated[bool, typer.Option("--open", help="Only groups that may still be trained.")] = False
 
-    def __call__(self, sample: Sample) -> bool:
-        group = sample.group
-        if sample.fate.state not in self.states if self.states else sample.fate.state == "copy":
+    def samples(self, config: RunConfig, browser: Browser) -> Iterator[Sample]:
+        """Those of a run that it lets through, newest first. Raises ConfigError."""
+        names = [d.name for d in config.domains]
+        if self.domain is not None and self.domain not in names:
+            raise ConfigError(f"--domain {self.domain!r} is not in this run; its domains are {', '.join(names)}")
+        return filter(self._lets, browser.samples(self.version))
+
+    def _lets(self, sample: Sample) -> bool:
+        group, state = sample.group, sample.fate.state
+        chosen = {"trained": self.trained, "dropped": self.dropped, "open": self.open}
+        if not chosen.get(state, False) if any(chosen.values()) else state == "copy":
             return False
         if self.domain is not None and group.problem.domain != self.domain:
             return False
-        if self.least is None and self.most is None:
+        if self.min_reward is None and self.max_reward is None:
             return True
         if not group.members:
             return False
         mean = fmean(group.rewards)
-        return (self.least is None or mean >= self.least) and (self.most is None or mean <= self.most)
+        at_least, at_most = self.min_reward, self.max_reward
+        return (at_least is None or mean >= at_least) and (at_most is None or mean <= at_most)
+
+
+def selecting(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Filter` for its parameter `wanted`."""
+    fields = signature(Filter, eval_str=True).parameters
+
+    @wraps(command)
+    def selected(**given: Any) -> None:
+        chosen = {name: given.pop(name) for name in fields}
+        command(**given, wanted=Filter(**chosen))
+
+    parameters: list[Parameter] = []
+    for name, own in signature(command, eval_str=True).parameters.items():
+        parameters += fields.values() if name == "wanted" else [own]
+    in_any_order = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in parameters]
+    selected.__signature__ = Signature(in_any_order)  # type: ignore[attr-defined]
+    return selected
 
 
 @app.command()
 @one_line_errors
+@selecting
 def ls(
     config: ConfigArgument,
+    wanted: Filter,
     overrides: SetOption = [],  # noqa: B006
-    version: VersionOption = None,
-    domain: DomainOption = None,
-    min_reward: LeastOption = None,
-    max_reward: MostOption = None,
-    trained: TrainedOption = False,
-    dropped: DroppedOption = False,
-    open_: OpenOption = False,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many groups.")] = 50,
 ) -> None:
     """The sealed groups of a run, newest first."""
     with _run(config, overrides) as (settled, _, browser):
-        wanted = _filter(settled, version, domain, min_reward, max_reward, trained, dropped, open_)
-        found = list(islice(filter(wanted, browser.samples(version)), limit))
+        found = list(islice(wanted.samples(settled, browser), limit))
         if not found:
             raise ConfigError(f"run {settled.prefix.rstrip('/')!r} has no such samples: loosen the filters, or wait")
         from flows.sheet import groups_table
@@ -114,17 +131,12 @@ def show(
 
 @app.command()
 @one_line_errors
+@selecting
 def export(
     config: ConfigArgument,
     to: Annotated[Path, typer.Option(help="A file that ends in .parquet or .jsonl.")],
+    wanted: Filter,
     overrides: SetOption = [],  # noqa: B006
-    version: VersionOption = None,
-    domain: DomainOption = None,
-    min_reward: LeastOption = None,
-    max_reward: MostOption = None,
-    trained: TrainedOption = False,
-    dropped: DroppedOption = False,
-    open_: OpenOption = False,
 ) -> None:
     """The selected groups as one file for pandas, polars or datasets: one row per trajectory, and what became of it."""
     from infra.store.export import FORMATS, write_samples
@@ -134,8 +146,7 @@ def export(
     if not to.parent.is_dir():
         raise ConfigError(f"--to {str(to)!r}: directory {str(to.parent)!r} does not exist; make it, or name another")
     with _run(config, overrides) as (settled, _, browser):
-        wanted = _filter(settled, version, domain, min_reward, max_reward, trained, dropped, open_)
-        groups, rows = write_samples(filter(wanted, browser.samples(version)), to)
+        groups, rows = write_samples(wanted.samples(settled, browser), to)
         console.print(f"{to}: {groups} groups, {rows} trajectories", highlight=False, soft_wrap=True)
 
 
@@ -151,23 +162,6 @@ def _run(config: str, overrides: list[str]) -> Iterator[tuple[RunConfig, ObjectS
 
         store = reach(settled)
         yield settled, store, Browser(store, settled.prefix, fates(records_of(settled, store)))
-
-
-def _filter(
-    config: RunConfig,
-    version: int | None,
-    domain: str | None,
-    least: float | None,
-    most: float | None,
-    trained: bool,
-    dropped: bool,
-    open_: bool,
-) -> Filter:
-    names = [d.name for d in config.domains]
-    if domain is not None and domain not in names:
-        raise ConfigError(f"--domain {domain!r} is not in this run; its domains are {', '.join(names)}")
-    chosen = {"trained": trained, "dropped": dropped, "open": open_}
-    return Filter(version, domain, least, most, frozenset(name for name, yes in chosen.items() if yes))
 
 
 def _find(config: RunConfig, browser: Browser, text: str) -> Sample:

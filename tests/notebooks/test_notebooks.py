@@ -41,6 +41,10 @@ def test_a_notebook_is_kept_without_output_and_says_what_it_is(name: str) -> Non
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in code)
     assert notebook.cells[0].source.startswith("# ") and len(code) < len(notebook.cells)
+    told = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown").splitlines()
+    titles = [line for line in told if line.startswith("# ")]
+    assert titles == [notebook.cells[0].source.splitlines()[0]], "one title; a paragraph is no heading"
+    assert not any(line.startswith(("# #", "#\n")) or len(line) > 90 for line in told if line.startswith("#"))
 
 
 @pytest.mark.slow
