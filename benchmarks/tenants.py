@@ -14,45 +14,31 @@ the same number of steps and the same work in each. What is compared, on one eng
 
 Steps per hour are those of all tenants from the first submission to the end of the last job. An accelerator is the
 engine or the trainer; it is busy while it decodes, or restores and trains, by the clock, also where another process has
-its core. `reward_gap` is the difference of the mean reward over all steps to (a), in its standard errors.
+its core. `reward_gap` is the difference of the mean reward over all steps to (a), of the same tenants, in its standard
+errors. With 32 tenants those that run one at a time are nine, three of each kind, and the time of all is eleven, eleven
+and ten times the mean of a kind (`one_by_one_error`): one job more does not change how long the others take.
 The stage times of every job are printed, and what the simulator (`sim.jobs`) predicts from them stands beside the rest.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-import psutil
-import yaml
-
 from benchmarks.report import Figure, emit
-from benchmarks.tenant_times import service_times
-from benchmarks.whole_run import RunFailed, environ, services
-from flows.tenant_service import Tenants, load_service
-from flows.tenants import find_service
-from infra.store.log import CommitLog
-from infra.store.objects import ObjectStore
+from benchmarks.tenant_runs import Found, measure, of_all, service_tree, serving
+from benchmarks.whole_run import environ, services
+from infra.tracking.text import text_table
 from rl.errors import RollmillError
-from rl.records import Step
-from rl.tenancy import busy
-from sim.jobs import ServiceTimes, predicted_seconds
+from sim.jobs import predicted_seconds
 
-START_S, LIMIT_S = 300.0, 3600.0
-LOOK_S = 0.5
-TURN_S = (0.3, 0.6, 1.2)
-"""Mean latency of a turn of each kind of environment; lognormal."""
 PAPER = {"steps_per_hour_ratio": 6.0, "end_to_end_reduction": 0.83, "idle_reduction": 0.45, "utilisation_ratio": 4.3,
          "no_async_loss": 0.66, "no_multilora_loss": 0.13}  # fmt: skip
 """What is to be reached; all but the first are what MARLaaS claims for its own cluster."""
@@ -62,166 +48,15 @@ PAPER = {"steps_per_hour_ratio": 6.0, "end_to_end_reduction": 0.83, "idle_reduct
 class Size:
     sizes: tuple[int, ...]
     steps: int
+    alone: int
+    """Jobs that are run where one runs at a time; the time of all is that of so many of each kind."""
 
     @property
     def most(self) -> int:
         return self.sizes[-1]
 
 
-QUICK, FULL = Size((1, 8), 3), Size((1, 2, 4, 8, 16, 32), 4)
-
-
-@dataclass(frozen=True)
-class Found:
-    """One set of jobs on one service."""
-
-    seconds: float
-    steps: int
-    first_steps: list[float]
-    """Time to first step of each tenant."""
-    engine_busy: float
-    """Share of the time."""
-    trainer_busy: float
-    rewards: list[float]
-    rss_mb: float
-    """Of all processes of the service, at most."""
-    times: ServiceTimes
-
-    @property
-    def per_hour(self) -> float:
-        return 3600 * self.steps / self.seconds
-
-    @property
-    def busy(self) -> float:
-        """Of engine and trainer together."""
-        return (self.engine_busy + self.trainer_busy) / 2
-
-
-def service_tree(name: str, most: int) -> dict[str, Any]:
-    """A service with three lakes, for whom a very tiny base was warmed up on the first."""
-    tree: dict[str, Any] = yaml.safe_load((Path("flows") / "presets" / "services" / "lake.yaml").read_text())
-    plain = tree["domains"][0]
-    lakes = [
-        plain | {"name": f"lake-{kind}", "environment_options": options, "injection": {"step_latency": latency}}
-        for kind, (options, latency) in enumerate(
-            zip(
-                ({"size": 3}, {"size": 4}, {"size": 4, "slip": 0.1}),
-                ({"type": "lognormal", "median": s, "sigma": 0.5} for s in TURN_S),
-                strict=True,
-            )
-        )
-    ]
-    return tree | {
-        "name": name,
-        "domains": [plain, *lakes],
-        "engine": {"max_batch": 64},
-        "pools": {"type": "local", "cpu": 8 * most + 32, "lambda": 8},
-        "resident": most,
-        "tracking": {"enabled": False},
-    }
-
-
-def job_tree(tenant: int, name: str, steps: int, alpha: int) -> dict[str, Any]:
-    return {
-        "tenant": f"t{tenant:02d}",
-        "name": name,
-        "seed": tenant,
-        "domains": [f"lake-{tenant % len(TURN_S)}"],
-        "lora": {"rank": (4, 8, 16)[tenant % 3]},
-        "training": {"steps": steps, "groups_per_step": 2, "group_size": 4, "learning_rate": 1e-3,
-                     "micro_batch_size": 64, "dynamic_sampling": False},
-        "rollout": {"max_new_tokens": 8, "max_tokens": 384},
-        "staleness": {"alpha": alpha},
-    }  # fmt: skip
-
-
-@contextmanager
-def serving(tree: Mapping[str, Any], env: Mapping[str, str], home: Path) -> Iterator[tuple[Tenants, int]]:
-    """The service, up, and the process that it is."""
-    file, said = home / f"{tree['name']}.yaml", home / f"{tree['name']}.out"
-    file.write_text(yaml.safe_dump(dict(tree)))
-    with said.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "tenants", "serve", str(file)],
-            env=dict(env), stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    try:
-        end = time.monotonic() + START_S
-        while "is up" not in said.read_text():
-            if process.poll() is not None or time.monotonic() > end:
-                raise RunFailed(f"{tree['name']} did not start: {said.read_text()[-2000:]}")
-            time.sleep(LOOK_S)
-        service = load_service(str(file))
-        yield Tenants(find_service(ObjectStore.connect(service.store), service.name)), process.pid
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(120)
-
-
-def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alpha: int = 0) -> Found:
-    """Hand `count` jobs in and follow them to their end. Raises RunFailed when one fails."""
-    jobs = [job_tree(n, f"{label}-{count}", steps, alpha) for n in range(count)]
-    before, began, rss = engine_busy(tenants), time.time(), 0.0
-    for job in jobs:
-        tenants.submit(job)
-    ids = [f"{job['tenant']}/{job['name']}" for job in jobs]
-    while any(tenants.job(id).state in ("waiting", "running") for id in ids):
-        rss = max(rss, memory_mb(pid))
-        if time.time() - began > LIMIT_S:
-            raise RunFailed(f"{label} with {count} tenants did not end within {LIMIT_S:g} s")
-        time.sleep(LOOK_S)
-    entries = [tenants.job(id) for id in ids]
-    if failed := [entry for entry in entries if entry.state != "done"]:
-        raise RunFailed(f"{failed[0].job.id} is {failed[0].state}: {failed[0].failure}")
-    logs = {id: steps_of(tenants, id) for id in ids}
-    end = max(records[-1].time for records in logs.values())
-    seconds = end - min(entry.submitted for entry in entries)
-    made = [step for records in logs.values() for step in records if step.version > 0]
-    time.sleep(3.0)  # until the engines' time is noted
-    found = Found(
-        seconds=seconds,
-        steps=len(made),
-        first_steps=[logs[e.job.id][1].time - e.submitted for e in entries],
-        engine_busy=(engine_busy(tenants) - before) / seconds,
-        trainer_busy=sum(map(busy, made)) / seconds,
-        rewards=[step.metrics["reward"] for step in made],
-        rss_mb=rss,
-        times=service_times(ObjectStore.connect(tenants.service.store), tenants.service, entries, logs),
-    )
-    print(
-        f"{label:12s} {count:3d} tenants  {found.seconds:7.1f} s  {found.per_hour:7.0f} steps/h  first step "
-        f"{median(found.first_steps):6.1f} s (worst {max(found.first_steps):6.1f})  engine {found.engine_busy:4.0%}  "
-        f"trainer {found.trainer_busy:4.0%}  reward {fmean(found.rewards):.3f}  {found.rss_mb:6.0f} MB",
-        flush=True,
-    )
-    print(f"{label} {count} stages: {json.dumps(asdict(found.times))}", flush=True)
-    return found
-
-
-def steps_of(tenants: Tenants, id: str) -> list[Step]:
-    log = CommitLog(ObjectStore.connect(tenants.service.store), f"{id}/", "benchmark")
-    return [record for record in log.history() if isinstance(record, Step)]
-
-
-def engine_busy(tenants: Tenants) -> float:
-    """Seconds since the service was started, as last noted."""
-    store, key = ObjectStore.connect(tenants.service.store), f"{tenants.service.prefix}engines.json"
-    end = time.monotonic() + START_S
-    while not store.exists(key):
-        if time.monotonic() > end:
-            raise RunFailed(f"nothing is noted of the engines of {tenants.service.name}")
-        time.sleep(LOOK_S)
-    return float(json.loads(store.get(key))["busy_s"])
-
-
-def memory_mb(pid: int) -> float:
-    total = 0
-    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total / 2**20
+TINY, QUICK, FULL = Size((1, 3), 1, 3), Size((1, 8), 3, 8), Size((1, 2, 4, 8, 16, 32), 4, 9)
 
 
 def compare(size: Size, env: Mapping[str, str], home: Path) -> list[Figure]:
@@ -236,8 +71,22 @@ def compare(size: Size, env: Mapping[str, str], home: Path) -> list[Figure]:
     }
     for name, (changes, alpha) in other.items():
         with serving(service_tree(name, most) | changes, env, home) as (tenants, pid):
-            found[name] = measure(tenants, pid, most, name, size.steps, alpha)
+            count = size.alone if changes.get("running") == 1 else most
+            found[name] = of_all(measure(tenants, pid, count, name, size.steps, alpha), most)
+    print(text_table(COLUMNS, [cells(n, one) for n, one in ours.items()]))
+    print(text_table(COLUMNS, [cells(name, one) for name, one in {"ours": ours[most], **found}.items()]), flush=True)
     return figures(ours, found, most)
+
+
+COLUMNS = ["", "seconds", "steps/h", "first step s", "worst", "engine busy", "trainer busy", "MB"]
+
+
+def cells(name: object, one: Found) -> list[str]:
+    """A row of the tables."""
+    first = one.first_steps
+    shares = [f"{share:.0%}" for share in (one.engine_busy, one.trainer_busy)]
+    times = [f"{value:.1f}" for value in (median(first), max(first))]
+    return [str(name), f"{one.seconds:.1f}", f"{one.per_hour:.0f}", *times, *shares, f"{one.rss_mb:.0f}"]
 
 
 def figures(ours: Mapping[int, Found], others: Mapping[str, Found], most: int) -> list[Figure]:
@@ -258,15 +107,18 @@ def figures(ours: Mapping[int, Found], others: Mapping[str, Found], most: int) -
         found.append(Figure(f"time_to_first_step_{count}", median(one.first_steps), "s"))
         found.append(Figure(f"worst_time_to_first_step_{count}", max(one.first_steps), "s"))
     found.append(Figure("time_to_first_step_one_by_one", median(a.first_steps), "s"))
+    found.append(Figure("one_by_one_error", a.error, "share"))
     if most > 1:
         found.append(Figure("memory_per_tenant", (best.rss_mb - ours[1].rss_mb) / (most - 1), "MB"))
     found += simulated({"ours": best, **others})
-    return [*found, Figure("reward_gap", sigmas(best.rewards, a.rewards), "standard errors", 3.0)]
+    same = len(a.rewards)
+    gap = sigmas(list(chain(*best.rewards[:same])), list(chain(*a.rewards)))
+    return [*found, Figure("reward_gap", gap, "standard errors", 3.0)]
 
 
 def simulated(runs: Mapping[str, Found]) -> list[Figure]:
     """Steps per hour of ours over each of the others, as the simulator predicts it from the stage times of each."""
-    seconds = {name: predicted_seconds(one.times) for name, one in runs.items()}
+    seconds = {name: predicted_seconds(one.times) * one.seconds / one.measured_s for name, one in runs.items()}
     figures = [Figure(f"{name}_seconds", one.seconds, "s") for name, one in runs.items()]
     figures += [Figure(f"{name}_seconds_simulated", seconds[name], "s") for name in runs]
     off = 0.0
@@ -285,8 +137,10 @@ def sigmas(one: Sequence[float], other: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="up to 8 tenants, about 10 minutes")
+    parser.add_argument("--tiny", action="store_true", help="3 tenants, one step each: whether it runs to its end")
     parser.add_argument("--json", action="store_true", help="kept for uniformity: the last line is always JSON")
-    size = QUICK if parser.parse_args().quick else FULL
+    given = parser.parse_args()
+    size = TINY if given.tiny else QUICK if given.quick else FULL
     with services() as env, environ(env):
         try:
             emit("tenants", compare(size, env, Path(env["ROLLMILL_HOME"])))
