@@ -21,6 +21,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Suspended
 
 from flows.deployments import deploy, description
+from flows.evaluations import load_all
 from flows.forms import CollectForm, TenantsForm, TrainForm
 from tests.flows.conftest import TINY, Rollmill
 from tests.flows.test_runs import audit, descendants, head, wait_until
@@ -80,8 +81,9 @@ def train_form(name: str, **more: Any) -> dict[str, Any]:
 
 def test_every_deployment_shows_a_form_whose_fields_say_what_they_mean() -> None:
     tree = yaml.safe_load(description().read_text())
-    names = {"train", "nightly", "evaluate", "weekly", "tenants", "warmstart", "gc"}
-    assert {d["name"] for d in tree["deployments"]} >= names
+    names = {"train", "nightly", "evaluate", "weekly", "tenants", "warmstart", "gc", "job"}
+    found = [d["name"] for d in tree["deployments"]]
+    assert names <= set(found) and len(set(found)) == len(found), "each once"
     for form in (TrainForm, TenantsForm, CollectForm):
         fields = form.model_json_schema()["properties"]
         assert all(len(field["description"]) > 10 for field in fields.values()), fields
@@ -148,6 +150,75 @@ def test_a_run_from_a_deployment_is_suspended_resumed_cancelled_and_gone_on_with
     done = wait(client, again, "end", lambda r: r.state is not None and r.state.is_final())
     assert done.state_type is StateType.COMPLETED, done.state
     audit(rollmill, name, reached + 2)
+
+
+@pytest.mark.server
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_a_run_is_prepared_trained_evaluated_and_collected_by_deployments_alone(
+    rollmill: Rollmill, served: subprocess.Popen[str], client: SyncPrefectClient
+) -> None:
+    """Each form as Prefect's UI sends it: every field at its default, but for what one fills in."""
+    name = "all-by-form"
+    retention = {"newest": 1, "grace": 0, "collect_every": 1000}
+    overrides = RUN | {"evaluation.problems": 8, "training.steps": 3, "training.checkpoint_every": 1, "seed": 11}
+    run = {"configuration": "frozen_lake", "name": name, "overrides": overrides | {"retention": retention}}
+
+    def completed(deployment: str, field: str, **values: Any) -> FlowRun:
+        form = form_of(client, deployment)[field] | values
+        flow_run = start(client, deployment, {field: form})
+        done = wait(client, flow_run, "end", lambda r: r.state is not None and r.state.is_final())
+        assert done.state_type is StateType.COMPLETED, f"{deployment}: {done.state}"
+        return done
+
+    models = rollmill.home / "models"
+    before = set(models.glob("warm-*"))
+    assert completed("warmstart/warmstart", "run", **run).name == f"warmstart {name}"
+    (taught,) = set(models.glob("warm-*")) - before
+    written = (taught / "config.json").stat().st_mtime_ns
+    failed = start(client, "evaluate/evaluate", {"run": run})
+    done = wait(client, failed, "end", lambda r: r.state is not None and r.state.is_final())
+    assert done.state_type is StateType.FAILED and done.run_count == 1, "no run yet, and no use in trying again"
+
+    completed("train/train", "run", **run)
+    assert (taught / "config.json").stat().st_mtime_ns == written, "taught once"
+    log, config = rollmill.log(name), rollmill.config(name)
+    completed("evaluate/evaluate", "run", **run)
+    (evaluation,) = [e for e in load_all(config, log.store) if e.version == 3]
+    assert evaluation.problems == 8 and 0 <= evaluation.reward <= 1
+
+    def states() -> set[str]:
+        return {key.split("/")[3] for key in log.store.keys(f"{config.prefix}state/")}
+
+    there = states()
+    assert len(there) == 4
+    log.store.put("newer/run/config.json", b'{"format": 99}')  # keeps no other run from being collected
+    try:
+        everything = start(client, "gc/gc", {"what": form_of(client, "gc/gc")["what"] | {"dry_run": True}})
+        done = wait(client, everything, "end", lambda r: r.state is not None and r.state.is_final())
+        assert done.state_type is StateType.FAILED and "newer/run" in str(done.state), done.state
+        assert done.name == "gc every run" and states() == there, "only said"
+        completed("gc/gc", "what", name=name)
+        assert len(states()) < len(there)
+    finally:
+        log.store.delete(["newer/run/config.json"])
+    audit(rollmill, name, 3)
+    completed("train/train", "run", **run, more_steps=1)
+    audit(rollmill, name, 4)
+
+
+def form_of(client: SyncPrefectClient, deployment: str) -> dict[str, Any]:
+    """The parameters that Prefect's form has before anything is filled in."""
+    schema = client.read_deployment_by_name(deployment).parameter_openapi_schema
+
+    def filled(node: dict[str, Any]) -> Any:
+        if "$ref" in node:
+            return filled(schema["definitions"][node["$ref"].rpartition("/")[2]])
+        if "default" in node:
+            return node["default"]
+        return {field: filled(inner) for field, inner in node.get("properties", {}).items()}
+
+    return filled(schema)
 
 
 @pytest.mark.server
