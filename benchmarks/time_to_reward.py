@@ -20,21 +20,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
+from benchmarks.held_out import EVERY, kept, reached, rewards
 from benchmarks.report import Figure, emit
-from benchmarks.synchronous_trl import held_out
-from benchmarks.whole_run import RunFailed, environ, run, services, warm_model
+from benchmarks.whole_run import RunFailed, run, services, warm_model
 from flows.configure import load_config
-from infra.store.log import CommitLog
-from infra.store.objects import ObjectStore
-from infra.store.weights import WeightStore
 from rl.config.load import dumps
 from rl.config.run import RunConfig
-from rl.records import Step
 
 PRESET = "long_tail"
 SHARE = 0.8
-EVERY = 2
-PROBLEMS = 256
 
 
 def trl(config: RunConfig, model: Path, out: Path, env: dict[str, str]) -> tuple[dict[int, float], float]:
@@ -49,30 +43,6 @@ def trl(config: RunConfig, model: Path, out: Path, env: dict[str, str]) -> tuple
         raise RunFailed(f"TRL ended with code {done.returncode}: {done.stderr[-3000:]}")
     seconds = {int(v): s for v, s in json.loads((out / "times.json").read_text()).items()}
     return seconds, monotonic() - began
-
-
-def ours(config: RunConfig, out: Path, env: dict[str, str]) -> dict[int, float]:
-    """The same of the versions of a run that ended, which it pulls into `out`."""
-    with environ(env):
-        store = ObjectStore.connect(config.store)
-        steps = [r for r in CommitLog(store, config.prefix, "benchmark").history() if isinstance(r, Step)]
-        weights = WeightStore.open(config.weights, store)
-        for step in steps[::EVERY]:
-            found = weights.pull(config.prefix + step.state.prefix, step.state.manifest_sha256, out / "cache")
-            (out / f"v{step.version}").symlink_to(found / "model")
-        weights.close()
-    return {step.version: step.time - steps[0].time for step in steps[::EVERY]}
-
-
-def rewards(config: RunConfig, base: Path, out: Path, versions: list[int]) -> dict[int, float]:
-    found = {v: held_out(config, base, out / f"v{v}" if v else base, PROBLEMS) for v in versions}
-    print(f"{out.name}: " + ", ".join(f"v{v} {r:.3f}" for v, r in found.items()), flush=True)
-    return found
-
-
-def reached(goal: float, rewards: dict[int, float], seconds: dict[int, float]) -> float | None:
-    """Seconds until the first version of this reward."""
-    return next((seconds[v] for v in sorted(seconds) if rewards[v] >= goal), None)
 
 
 def main(quick: bool) -> list[Figure]:
@@ -92,7 +62,7 @@ def main(quick: bool) -> list[Figure]:
         theirs.mkdir()
         mine.mkdir()
         measured = run(PRESET, sets, env, first=1)
-        seconds = ours(config, mine, env)
+        seconds = kept(config, mine, env)
         trl_seconds, trl_wall = trl(config, base, theirs, {**os.environ, **env})
         found, trl_found = rewards(config, base, mine, list(seconds)), rewards(config, base, theirs, list(trl_seconds))
     goal = found[0] + SHARE * (max(trl_found.values()) - found[0])
