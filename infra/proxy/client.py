@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
@@ -171,6 +173,12 @@ class ProxyClient:
         return session
 
 
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are trusted: read once, for it takes longer than many calls."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 class ControlClient:
     """Control of the engines, under one fence. Thread-safe. Each call has `deadline_s`. `key` is that of the role
     `control`, where the proxy asks for one."""
@@ -178,7 +186,7 @@ class ControlClient:
     def __init__(self, url: str, deadline_s: float, fence: int | None = None, key: str | None = None):
         self.url = url.rstrip("/")
         self._deadline_s, self._fence = deadline_s, fence
-        self._http = httpx.Client(base_url=self.url, headers=JSON | _authorization(key), trust_env=False)
+        self._http = httpx.Client(base_url=self.url, headers=JSON | _authorization(key), verify=_trusted(), trust_env=False)
 
     def suspend(self) -> None:
         """Hold all generation. Raises Fenced, ProxyUnavailable, DeadlineExceeded (as all below)."""
