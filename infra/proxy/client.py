@@ -186,7 +186,8 @@ class ControlClient:
     def __init__(self, url: str, deadline_s: float, fence: int | None = None, key: str | None = None):
         self.url = url.rstrip("/")
         self._deadline_s, self._fence = deadline_s, fence
-        self._http = httpx.Client(base_url=self.url, headers=JSON | _authorization(key), verify=_trusted(), trust_env=False)
+        headers = JSON | _authorization(key)
+        self._http = httpx.Client(base_url=self.url, headers=headers, verify=_trusted(), trust_env=False)
 
     def suspend(self) -> None:
         """Hold all generation. Raises Fenced, ProxyUnavailable, DeadlineExceeded (as all below)."""
