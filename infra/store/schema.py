@@ -127,6 +127,9 @@ _GROUP: dict[str, Callable[[Group], Any]] = {
     "split": lambda g: g.problem.split,
 }
 
+_NARROW = pa.struct([SCHEMA.field(name) for name in (*_GROUP, *_MEMBER)])
+"""The columns that are not packed. Converted together, in less time than one by one."""
+
 
 def encode(groups: Sequence[Group]) -> bytes:
     """A segment's bytes; equal groups give equal bytes. Raises ValueError for what the format can not hold:
@@ -142,17 +145,17 @@ def table(groups: Sequence[Group]) -> pa.Table:
         rows += [(group, member) for member in group.members] or [(group, None)]
     if len({group.uid for group in groups}) != len(groups):
         raise ValueError("a segment holds an attempt once")
-    columns = []
-    for field in SCHEMA:
-        if field.name in _GROUP:
-            columns.append(pa.array([_GROUP[field.name](group) for group, _ in rows], field.type))
-        elif field.name in PACKED:
-            lists = [None if member is None else getattr(member, field.name) for _, member in rows]
-            columns.append(numbers(lists, PACKED[field.name]))
-        else:
-            values = [None if member is None else _MEMBER[field.name](member) for _, member in rows]
-            columns.append(pa.array(values, field.type))
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    columns = dict(zip(_NARROW.names, pa.array([_narrow(*row) for row in rows], _NARROW).flatten(), strict=True))
+    for name, code in PACKED.items():
+        columns[name] = numbers([None if member is None else getattr(member, name) for _, member in rows], code)
+    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _narrow(group: Group, member: Trajectory | None) -> tuple[Any, ...]:
+    """What is not packed, of one row."""
+    if member is None:
+        return (*(make(group) for make in _GROUP.values()), *(None for _ in _MEMBER))
+    return (*(make(group) for make in _GROUP.values()), *(make(member) for make in _MEMBER.values()))
 
 
 def write(rows: pa.Table, encoding: Mapping[str, Any]) -> bytes:
