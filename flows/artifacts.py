@@ -16,12 +16,10 @@ import base64
 import contextvars
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from uuid import UUID
 
-import httpx
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -30,6 +28,7 @@ from prefect.artifacts import (
 )
 from prefect.context import FlowRunContext
 
+from flows.told import ask
 from rl.alerts import Alert
 from rl.config.run import RunConfig
 
@@ -54,13 +53,12 @@ class Artifacts:
         self._told = monotonic()
         said = ", ".join(f"{name} {value}" for name, value in cells if name != "alerts")
         said += "".join(f" **Alert: {alert}**" for alert in alerts)
-        with suppress(httpx.HTTPError):
-            if self._progress is None:
-                made = create_progress_artifact(100 * share, key=f"progress-{self._name}", description=said)
-                assert isinstance(made, UUID)
-                self._progress = made
-            else:
-                update_progress_artifact(self._progress, progress=100 * share, description=said)
+        if self._progress is None:
+            key = f"progress-{self._name}"
+            self._progress = ask(lambda: _id(create_progress_artifact(100 * share, key=key, description=said)))
+        else:
+            made = self._progress
+            ask(lambda: update_progress_artifact(made, progress=100 * share, description=said))
 
     def links(self, pages: Callable[[], Mapping[str, str]]) -> None:
         """Addresses by what is there. Returns at once: `pages` may have to ask for them."""
@@ -79,10 +77,8 @@ class Artifacts:
 
     def versions(self, rows: Sequence[Mapping[str, str]]) -> None:
         if self._shown:
-            with suppress(httpx.HTTPError):
-                create_table_artifact(
-                    [dict(row) for row in rows], key=f"versions-{self._name}", description="every version of the run"
-                )
+            table, key = [dict(row) for row in rows], f"versions-{self._name}"
+            ask(lambda: create_table_artifact(table, key=key, description="every version of the run"))
 
     def report(self, figures: Mapping[str, float], pictures: Mapping[str, Path], more: str) -> None:
         """The end of a run: its figures as a table, its pictures in place."""
@@ -94,8 +90,12 @@ class Artifacts:
 
     def _markdown(self, kind: str, text: str, description: str) -> None:
         if self._shown:
-            with suppress(httpx.HTTPError):
-                create_markdown_artifact(text, key=f"{kind}-{self._name}", description=description)
+            ask(lambda: create_markdown_artifact(text, key=f"{kind}-{self._name}", description=description))
+
+
+def _id(made: object) -> UUID:
+    assert isinstance(made, UUID)  # typed as for asynchronous callers, too
+    return made
 
 
 def _inline(picture: Path) -> str:

@@ -7,6 +7,7 @@ command that needs them, after the environment is set, for Prefect reads its set
 from __future__ import annotations
 
 import os
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -57,10 +58,11 @@ def demo(
     with services():
         from flows.demo import show
         from flows.quiet import quiet_failures
+        from flows.told import run_flow
         from flows.train import train
 
         quiet_failures()
-        show(console, directory, train(name, config, console=console))
+        show(console, directory, run_flow(train, name, config, console=console))
 
 
 @app.command()
@@ -90,10 +92,11 @@ def train(
         return
     with services():
         from flows.quiet import quiet_failures
+        from flows.told import run_flow
         from flows.train import train as train_flow
 
         quiet_failures()
-        report = train_flow(settled.name, settled, resume=resume, console=console)
+        report = run_flow(train_flow, settled.name, settled, resume=resume, console=console)
         console.print(report.table, highlight=False, soft_wrap=True)
         console.print(f"report: {report.json_path}  plots: {report.reward_png}, {report.timeline_png}", highlight=False)
 
@@ -108,9 +111,10 @@ def evaluate(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa
     with services():
         from flows.evaluate import evaluate_newest
         from flows.quiet import quiet_failures
+        from flows.told import run_flow
 
         quiet_failures()
-        evaluate_newest(settled.name, settled, console)
+        run_flow(evaluate_newest, settled.name, settled, console)
 
 
 @app.command()
@@ -186,7 +190,14 @@ app.command("simulate")(simulate.simulate)
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if "prefect" not in sys.modules:
+            raise
+        from flows.told import leave
+
+        leave(end.code)
 
 
 if __name__ == "__main__":

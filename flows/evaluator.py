@@ -20,6 +20,7 @@ from flows.evaluations import pending
 from flows.flow_runs import ends_with_its_run, sign
 from flows.quiet import quiet_failures
 from flows.session import Session
+from flows.told import leaving, run_flow
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect
 from infra.compute.signals import wanted
@@ -78,11 +79,11 @@ def main(config_file: Path, scheduler: str) -> None:
     quiet_failures()
     config = loads(config_file.read_text())
     try:
-        evaluator(f"{config.tenant}/{config.name}", str(config_file), scheduler)
+        run_flow(evaluator, f"{config.tenant}/{config.name}", str(config_file), scheduler)
     except RollmillError as error:
         last_words("evaluator", error)
         raise SystemExit(NAMED) from None
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    leaving(lambda: typer.run(main))

@@ -31,6 +31,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.states import Cancelled, Crashed, Suspended
 
+from flows.told import ask, noted
 from infra.services.processes import Identity
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
@@ -75,10 +76,11 @@ class Orders:
     def check(self) -> None:
         """Look, at most every `LOOK_S` seconds. Raises StopOrdered, PauseOrdered."""
         with self._lock:
-            if self._client is not None and self._id is not None and monotonic() - self._looked >= LOOK_S:
+            client, this = self._client, self._id
+            if client is not None and this is not None and monotonic() - self._looked >= LOOK_S:
                 self._looked = monotonic()
-                with suppress(httpx.HTTPError):
-                    self._state = self._client.read_flow_run(self._id).state
+                found = ask(lambda: client.read_flow_run(this))
+                self._state = self._state if found is None else found.state
             state = self._state
         if state is None:
             return
@@ -91,10 +93,12 @@ class Orders:
 def obedient(body: Callable[P, R]) -> Callable[P, R]:
     """The body of a flow, which an order ends in the state that was asked for."""
 
+    work = noted(body)
+
     @wraps(body)
     def obeying(*arguments: P.args, **named: P.kwargs) -> R | State:
         try:
-            return body(*arguments, **named)
+            return work(*arguments, **named)
         except StopOrdered as order:
             return Cancelled(message=str(order))
         except PauseOrdered as order:
@@ -120,10 +124,12 @@ def _suspend(order: PauseOrdered) -> State:
 def ends_with_its_run(body: Callable[P, R]) -> Callable[P, R]:
     """The body of a part's flow, which its run ends by SIGTERM: not a crash."""
 
+    work = noted(body)
+
     @wraps(body)
     def ending(*arguments: P.args, **named: P.kwargs) -> R | State:
         try:
-            return body(*arguments, **named)
+            return work(*arguments, **named)
         except TerminationSignal:
             return Cancelled(message="ended with its run")
 
@@ -181,9 +187,8 @@ def crash_the_gone(client: SyncPrefectClient, tag: str) -> list[FlowRun]:
 def crash_the_gone_of(config: RunConfig) -> None:
     """The same from within a flow run, for its run: of the parts that it started."""
     context = FlowRunContext.get()
-    if context is not None and isinstance(context.client, SyncPrefectClient):
-        with suppress(httpx.HTTPError):
-            crash_the_gone(context.client, run_tag(config))
+    if context is not None and isinstance(client := context.client, SyncPrefectClient):
+        ask(lambda: crash_the_gone(client, run_tag(config)))
 
 
 _OPEN = {StateType.RUNNING, StateType.CANCELLING, StateType.PENDING}

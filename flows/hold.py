@@ -22,6 +22,7 @@ from prefect.client.schemas.objects import ConcurrencyLeaseHolder, StateType
 from prefect.context import FlowRunContext
 
 from flows.flow_runs import LEASE, Orders, crash_the_gone, flow_runs, run_tag, sign
+from flows.told import ask
 from rl.config.run import RunConfig
 from rl.errors import RollmillError
 
@@ -94,5 +95,4 @@ def _renew(lease: UUID, ended: threading.Event) -> None:
 
 
 def _release(client: SyncPrefectClient, lease: UUID) -> None:
-    with suppress(httpx.HTTPError):  # it ran out before, or will by itself
-        client.release_concurrency_slots_with_lease(lease)
+    ask(lambda: client.release_concurrency_slots_with_lease(lease))  # or it ran out before, or will by itself

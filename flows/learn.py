@@ -21,6 +21,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.evaluations import pending
 from flows.flow_runs import ends_with_its_run, sign
 from flows.quiet import quiet_failures
+from flows.told import leaving, run_flow
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.secret import control_key
@@ -128,11 +129,11 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
     quiet_failures()
     config = loads(config_file.read_text())
     try:
-        learn(f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url)
+        run_flow(learn, f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url)
     except RollmillError as error:
         last_words("learn", error)
         raise SystemExit(NAMED) from None
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    leaving(lambda: typer.run(main))

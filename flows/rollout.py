@@ -17,6 +17,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.feeder import Feeder
 from flows.flow_runs import ends_with_its_run, sign
 from flows.quiet import quiet_failures
+from flows.told import leaving, run_flow
 from flows.units import threads
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
@@ -77,13 +78,12 @@ def main(config_file: Path, scheduler: str, proxy_url: str) -> None:
     waiting = config.policy.buffer_groups * threads(config.rollout.unit, most)
     runner: Any = ThreadPoolTaskRunner(max_workers=waiting + 8)
     try:
-        rollout.with_options(task_runner=runner)(
-            f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url
-        )
+        flow = rollout.with_options(task_runner=runner)
+        run_flow(flow, f"{config.tenant}/{config.name}", str(config_file), scheduler, proxy_url)
     except RollmillError as error:
         last_words("rollout", error)
         raise SystemExit(NAMED) from None
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    leaving(lambda: typer.run(main))

@@ -18,6 +18,7 @@ from prefect import flow
 from flows.home import Home
 from flows.prepare import base_model
 from flows.session import PERIOD_S, Session
+from flows.told import noted, run_flow
 from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.errors import DeadlineExceeded
@@ -30,10 +31,11 @@ def initial_model(session: Session) -> Path:
     if session.config.model.warmstart is None:
         return base_model(session.config, Home.default().models)
     session.console.print("warm start on the expert's demonstrations", highlight=False)
-    return warmstart(session.config.name, session)
+    return run_flow(warmstart, session.config.name, session)
 
 
 @flow(name="warmstart", flow_run_name="warmstart {name}", validate_parameters=False, persist_result=False)
+@noted
 def warmstart(name: str, session: Session) -> Path:
     """Teach the base model by demonstrations; the directory of the result. Raises ProcessFailed,
     Crashed, DeadlineExceeded."""
