@@ -1,8 +1,7 @@
 """Directories of files in the store: weights, adapters, optimizer state, the base model.
 
-A directory is its files under one key prefix and `manifest.json`, written last:
-`{"part_bytes": N, "files": {name: {"size", "parts"}}}`, where `parts` are the sha256 of the file's consecutive pieces
-of N bytes. Its name is the sha256 of that manifest. Where the files lie is a `Shelf`: S3, or memory (Mooncake).
+A directory is its files under one key prefix and a manifest of them, written last. Its name is the sha256 of that
+manifest. Where the files lie is a `Shelf`: S3, or memory (Mooncake).
 
 Invariants
 - A directory exists exactly when its manifest does: an upload that broke off is never seen.
@@ -26,16 +25,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from infra.store.errors import Corrupt, NotFound, StoreError
+from infra.store.manifest import MANIFEST, FileEntry, Manifest, Part, spans
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-MANIFEST = "manifest.json"
 WORKERS = 8
 PART_BYTES = 16 << 20
 """S3 wants 5 MiB at least, and 10,000 parts of a file at most. 8, 16 and 64 MiB were equally fast on two cores."""
@@ -68,47 +67,6 @@ class Shelf(Protocol):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Exactly one part of what was uploaded; shorter where the file ends early. Raises NotFound."""
-
-
-class Part(NamedTuple):
-    """A piece of a file. Key and offset name it, whatever the shelf."""
-
-    start: int
-    length: int
-    sha256: str
-
-
-class FileEntry(BaseModel):
-    """What one file must be."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    size: Annotated[int, Field(ge=0)]
-    parts: Annotated[tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(min_length=1)]
-
-
-class Manifest(BaseModel):
-    """The files of a directory, by POSIX path."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    part_bytes: Annotated[int, Field(ge=1)]
-    files: dict[str, FileEntry]
-
-    @model_validator(mode="after")
-    def _cover(self) -> Manifest:
-        for name, entry in self.files.items():
-            if len(entry.parts) != len(_spans(entry.size, self.part_bytes)):
-                raise ValueError(f"{name}: {len(entry.parts)} parts of {self.part_bytes} for {entry.size} bytes")
-        return self
-
-    def parts(self, name: str) -> list[Part]:
-        """The parts of one file, in order; an empty file has one."""
-        entry = self.files[name]
-        spans = _spans(entry.size, self.part_bytes)
-        return [Part(start, length, sha) for (start, length), sha in zip(spans, entry.parts, strict=True)]
-
-    def body(self) -> bytes:
-        """The manifest object; equal manifests have equal ones."""
-        return json.dumps(self.model_dump(), sort_keys=True).encode()
 
 
 def push_directory(store: Shelf, key_prefix: str, directory: Path, part_bytes: int = PART_BYTES) -> str:
@@ -152,8 +110,8 @@ def _send(
     def begin(name: str) -> None:
         uploads[name] = store.upload(key_prefix + name, part_bytes)
 
-    def move(span: tuple[str, int, int]) -> str:
-        name, start, length = span
+    def move(piece: tuple[str, int, int]) -> str:
+        name, start, length = piece
         body = _read(directory / name, start, length)
         if name in uploads:
             uploads[name].send(start, body)
@@ -161,10 +119,10 @@ def _send(
             store.put(key_prefix + name, body)
         return hashlib.sha256(body).hexdigest()
 
-    spans = [(name, start, length) for name in names for start, length in _spans(sizes[name], part_bytes)]
+    pieces = [(name, start, length) for name in names for start, length in spans(sizes[name], part_bytes)]
     try:
         _parallel(begin, large)
-        digests = _parallel(move, spans)
+        digests = _parallel(move, pieces)
         _parallel(lambda name: uploads[name].finish(), large)
     except BaseException:
         for upload in uploads.values():
@@ -172,14 +130,9 @@ def _send(
                 upload.abandon()
         raise
     parts: dict[str, list[str]] = {name: [] for name in names}
-    for (name, _, _), digest in zip(spans, digests, strict=True):
+    for (name, _, _), digest in zip(pieces, digests, strict=True):
         parts[name].append(digest)
     return {name: FileEntry(size=sizes[name], parts=tuple(parts[name])) for name in names}
-
-
-def _spans(size: int, part_bytes: int) -> list[tuple[int, int]]:
-    """Start and length of the parts of a file."""
-    return [(start, min(part_bytes, size - start)) for start in range(0, max(size, 1), part_bytes)]
 
 
 def _read(path: Path, start: int, length: int) -> bytes:

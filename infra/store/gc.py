@@ -25,10 +25,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
-from infra.store.directories import MANIFEST
 from infra.store.errors import Overtaken
 from infra.store.inventory import Entry, abort_uploads, entries
 from infra.store.log import CommitLog
+from infra.store.manifest import MANIFEST
 from rl.errors import RollmillError
 from rl.ledger import Ledger
 from rl.records import Fence, Step
