@@ -133,8 +133,8 @@ class Feeder:
 
     @property
     def _redundancy(self) -> RedundancyPolicy:
-        config = self.config
-        return config.rollout.redundancy.policy(self._tail.spares(config.training.group_size))
+        training = self.config.training
+        return self.config.rollout.redundancy.policy(self._tail.spares(training.group_size, training.groups_per_step))
 
     def start(self, uids: Sequence[Uid], serving: int) -> None:
         """Start these attempts."""
@@ -195,7 +195,7 @@ class Feeder:
         unit = self._in_flight.pop(ended.uid, None)
         if unit is None:  # it was cancelled meanwhile
             return
-        self._tail.note(unit.graph.tries, unit.graph.failures)
+        self._tail.note(unit.graph.tries, unit.graph.failures, unit.graph.lasted)
         self._abort(unit.graph, unit.graph.losers)
         if ended.sealed is not None:
             sealed: Sealed = ended.sealed

@@ -16,9 +16,14 @@ no duration; with no failures seen and no wish for speed nothing is started in e
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
+
+POINTS = 128
+"""At which a distribution of times is looked at, if it has more."""
 
 
 class Mode(StrEnum):
@@ -64,66 +69,55 @@ class RedundancyPolicy:
         return max(examined_per_step, groups_per_step + self.extra_groups)
 
 
-def spares_needed(needed: int, failure_rate: float, assurance: float = 0.99, most: int = 64) -> int:
-    """The fewest spares with which `needed` members succeed with probability `assurance`, when each fails
-    independently at `failure_rate`; at most `most`. The spare is what `replace_failures` starts ahead, so that a
-    failed member costs no second run after the first.
+def batch_time(durations: Sequence[float], needed: int, spares: int, failure_rate: float, groups: int = 1) -> float:
+    """Expected time until the last of `groups` groups of `needed` members is complete, in `replace_failures`.
 
-    Raises ValueError for a rate outside 0..1 or an assurance outside 0..1."""
-    if not 0 <= failure_rate <= 1 or not 0 < assurance < 1:
-        raise ValueError(f"failure_rate ({failure_rate}) and assurance ({assurance}) are probabilities")
-    for spares in range(most):
-        if _at_most(spares, needed + spares, failure_rate) >= assurance:
-            return spares
-    return most
+    Every try takes one of the `durations` (at least one, equally likely) and fails, at its end, independently at
+    `failure_rate`; a member that fails when the spares are used up is tried once more, which then succeeds.
 
-
-@dataclass(frozen=True)
-class Gain:
-    """What `first_finished` with some extra would bring."""
-
-    extra: int
-    time: float
-    """Expected time of a batch, over that without extra."""
-    work: float
-    """Trajectories started, over those needed."""
-
-
-def first_finished_gain(durations: Sequence[float], needed: int, extra: int) -> Gain:
-    """From observed `durations` (at least one): of `needed + extra` independent draws the `needed`-th to finish is
-    awaited, instead of the last of `needed`. Exact for the empirical distribution."""
-    if not durations or needed < 1 or extra < 0:
-        raise ValueError(f"{len(durations)} durations, {needed} needed, {extra} extra: nothing to reckon with")
-    alone = _expected_order(durations, needed, needed)
-    return Gain(extra, _expected_order(durations, needed, needed + extra) / alone, (needed + extra) / needed)
-
-
-def extra_worth(durations: Sequence[float], needed: int, most: int, price: float = 1.0) -> int:
-    """The extra, up to `most`, at which time x work^price is least: with `price` 0 only time counts, with 1 a machine
-    that is twice as busy must make batches in half the time."""
-    gains = (first_finished_gain(durations, needed, extra) for extra in range(most + 1))
-    return min(gains, key=lambda gain: (gain.time * gain.work**price, gain.extra)).extra
-
-
-def _at_most(failures: int, trials: int, rate: float) -> float:
-    """Probability of at most so many failures."""
-    if rate in (0.0, 1.0):
-        return float(rate == 0.0 or failures >= trials)
-    log, co_log, all_ways = math.log(rate), math.log1p(-rate), math.lgamma(trials + 1)
-    terms = (
-        math.exp(all_ways - math.lgamma(k + 1) - math.lgamma(trials - k + 1) + k * log + (trials - k) * co_log)
-        for k in range(min(failures, trials) + 1)
-    )
-    return min(1.0, math.fsum(terms))
-
-
-def _expected_order(durations: Sequence[float], rank: int, draws: int) -> float:
-    """Mean of the `rank`-th smallest of so many draws from the durations, with replacement."""
-    ordered = sorted(durations)
-    n = len(ordered)
-    mean, reached = 0.0, 0.0
-    for at, value in enumerate(ordered, 1):
-        beyond = 1.0 - _at_most(rank - 1, draws, at / n)  # at least `rank` of them are among the first `at`
-        mean += value * (beyond - reached)
-        reached = beyond
+    Raises ValueError for anything that is no duration, count or probability."""
+    if not durations or needed < 1 or spares < 0 or groups < 1 or not 0 <= failure_rate <= 1:
+        raise ValueError(
+            f"{len(durations)} durations, {needed} needed, {spares} spares, {groups} groups, failure_rate "
+            f"{failure_rate}: nothing to reckon with"
+        )
+    once = sorted(durations)
+    twice = sorted(a + b for a, b in product(once, repeat=2))
+    # (probability, members that are waited for once, and twice): by failures among those that are looked at
+    cases = [
+        (math.comb(needed + k - 1, k) * failure_rate**k * (1 - failure_rate) ** needed, needed + k, 0)
+        for k in range(spares + 1)
+    ]
+    tries = needed + spares
+    cases += [
+        (_exactly(failed, tries, failure_rate), tries - (failed - spares), failed - spares)
+        for failed in range(spares + 1, tries + 1)
+    ]
+    cases = [case for case in cases if case[0] > 1e-9]
+    mean, reached, before = 0.0, 0.0, 0.0
+    times = sorted({*once, *twice})
+    for at in [*times[: -1 : max(1, len(times) // POINTS)], times[-1]]:
+        mean += (1.0 - reached) * (at - before)
+        p, q = bisect_right(once, at) / len(once), bisect_right(twice, at) / len(twice)
+        reached, before = math.fsum(chance * p**a * q**b for chance, a, b in cases) ** groups, at
     return mean
+
+
+def spares_worth(
+    durations: Sequence[float], needed: int, failure_rate: float, groups: int = 1, price: float = 1.0
+) -> int:
+    """The spares at which time x work^price is least: with `price` 0 only time counts, with 1 a machine that does twice
+    the work must make batches in half the time. Never more than as many again, nor than fail in one group of
+    thousand."""
+    expected = needed * failure_rate
+    most = min(needed, math.ceil(expected + 3 * math.sqrt(expected * (1 - failure_rate))))
+
+    def worth(spares: int) -> float:
+        return batch_time(durations, needed, spares, failure_rate, groups) * math.pow(1 + spares / needed, price)
+
+    return min(range(most + 1), key=worth)
+
+
+def _exactly(failures: int, trials: int, rate: float) -> float:
+    """Probability of so many failures."""
+    return math.comb(trials, failures) * rate**failures * (1 - rate) ** (trials - failures)

@@ -102,6 +102,8 @@ class GroupGraph:
         self.results: dict[int, Any] = {}
         """What the watched members were scored as."""
         self.tries = self.failures = 0
+        self.lasted: list[float] = []
+        """Seconds of the first tries that did not fail."""
         self.losers: list[tuple[int, int]] = []
         """(member, retry) of those that ran and were not needed; known when the group is complete."""
 
@@ -160,6 +162,8 @@ class GroupGraph:
     def _done(self, member: int, future: Future) -> list[int] | None:
         with self._lock:
             self._scored[member] = future
+            if member in self._started and self._started[member][0] == 0:
+                self.lasted.append(monotonic() - self._end + self._deadline_s)
         return self._choose()
 
     def _choose(self) -> list[int] | None:

@@ -97,8 +97,8 @@ class RedundancySection(Section):
     """`replace_failures`: a spare counts only in the place of a member that failed. `first_finished`: whatever ends
     first counts, and the rest is ended and forgotten; quicker, and it prefers short trajectories."""
     extra_members: Annotated[int, Field(ge=0)] | None = None
-    """Members started beyond the group's size. None chooses it from the failures that were seen; `first_finished`
-    wants a number."""
+    """Members started beyond the group's size. None chooses it from the failures and the
+    durations that were seen; `first_finished` wants a number."""
     extra_groups: Annotated[int, Field(ge=0)] = 0
     """Groups looked at beyond `training.groups_per_step`; for `first_finished` only."""
 

@@ -72,16 +72,20 @@ def test_what_is_drawn_again_is_not_waited_for() -> None:
         config({"mode": "areal", "late": "draw_again"})
 
 
-def test_spares_follow_from_the_failures_that_were_seen() -> None:
+def test_spares_follow_from_the_failures_and_the_durations_that_were_seen() -> None:
+    even, uneven = [10.0] * 94 + [11.0], [1.0] * 94 + [30.0]
     tail = Tail()
-    tail.note(LEAST - 1, LEAST - 1)
-    assert tail.spares(8) == 0, "too few to say"
+    tail.note(LEAST - 1, LEAST - 1, [])
+    assert tail.spares(8, 8) == 0, "too few to say"
     for _ in range(100):
-        tail.note(100, 0)
-    assert tail.failure_rate == 0 and tail.spares(8) == 0, "the old ones are forgotten"
+        tail.note(100, 0, even)
+    assert tail.failure_rate == 0 and tail.spares(8, 8) == 0, "the old ones are forgotten"
     for _ in range(100):
-        tail.note(100, 5)
-    assert tail.failure_rate == 0.05 and tail.spares(8) == 1
-    assert config(redundancy={}).rollout.redundancy.policy(tail.spares(8)).extra_members == 1
+        tail.note(100, 5, uneven)
+    assert tail.failure_rate == 0.05 and tail.spares(8, 8) == 0, "a step waits for the long ones anyway"
+    for _ in range(100):
+        tail.note(100, 5, even)
+    assert tail.spares(8, 8) == 2
+    assert config(redundancy={}).rollout.redundancy.policy(tail.spares(8, 8)).extra_members == 2
     assert config(redundancy={"extra_members": 3}).rollout.redundancy.policy(1).extra_members == 3
     assert config().rollout.redundancy.policy().mode is Redundancy.REPLACE_FAILURES

@@ -18,7 +18,7 @@ from rl.ledger import Ledger
 from rl.modes import MODES
 from rl.records import Drop, Reason, StateRef, Step
 from rl.redundancy import Mode as Redundancy
-from rl.redundancy import RedundancyPolicy
+from rl.redundancy import RedundancyPolicy, spares_worth
 from rl.selection import Candidate, DropPolicy, admissible, doomed, select
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
@@ -180,6 +180,27 @@ def test_what_is_drawn_again_until_it_is_waited_for_starves_no_long_problem() ->
     waits.run()
     assert gap(*again.run()) < 1
     assert again.ledger.dropped_groups["stale"] and again.now < 0.9 * waits.now
+
+
+@pytest.mark.parametrize("deviation", [0.1, 1.0])
+def test_the_spares_that_are_chosen_are_about_the_best_when_played(deviation: float) -> None:
+    """At a short tail a second try holds up the step, at a long one it does not."""
+
+    price = 0.5
+
+    def lengths(uid: Uid, member: int, retry: int) -> float:
+        return random.Random(f"{uid}/{member}/{retry}").lognormvariate(0.0, deviation)
+
+    def worth(spares: int) -> float:
+        cluster = Cluster("rollart", 1, RedundancyPolicy(extra_members=spares), lengths)
+        cluster.run()
+        return cluster.now * (1 + spares / SIZE) ** price
+
+    seen = [lengths(Uid(at, 0), 0, 0) for at in range(64)]
+    chosen = spares_worth(seen, SIZE, FAILS, GROUPS, price)
+    played = [worth(spares) for spares in range(3)]
+    assert (chosen > 0) == (deviation < 1)
+    assert played[chosen] < 1.1 * min(played)
 
 
 @KINDS
