@@ -125,14 +125,14 @@ class _Told(Response):
                 if so_far is not None and len(so_far.token_ids) > told:
                     await _send(send, line(so_far, told, end=False))
                     told = len(so_far.token_ids)
-            if work.done():
-                await _send(send, self._last(work, told))
+            # one message with the end of the answer, so that whoever has read the line may use the connection again
+            last = self._last(work, told) if work.done() else b""
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             work.cancel()
             gone.cancel()
             with suppress(BaseException):
                 await work
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _more(self) -> dict[str, Any]:
         return {} if self._call.kv is None else {"kv": self._call.kv}

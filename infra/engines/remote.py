@@ -158,5 +158,7 @@ class _Call:
             if self._engine._closed:
                 raise EngineClosed(f"the engine at {url} is no longer in use") from error
             raise DeadlineExceeded(f"the engine at {url} did not answer within {self._seconds:g} s") from error
+        if self._engine._closed and isinstance(error, RuntimeError):  # aiohttp's, of what was closed under a call
+            raise EngineClosed(f"the engine at {url} is no longer in use") from error
         if isinstance(error, aiohttp.ClientError | ConnectionError | orjson.JSONDecodeError):
             raise EngineClosed(f"the engine at {url} is gone: {type(error).__name__}: {error}") from error

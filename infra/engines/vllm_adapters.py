@@ -20,9 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from infra.engines.errors import NoAdapterSlot, UnknownPolicy, WeightMismatch
 from infra.engines.protocol import BASE
@@ -84,6 +82,9 @@ class AdapterTable:
 
     def stage_zero(self, like: Adapter) -> Adapter:
         """An adapter that changes nothing, of the first layer which `like` changes."""
+        import torch  # seconds and memory that a proxy without an engine of its own does not need
+        from safetensors.torch import save_file
+
         zero = self._named(BASE, 0)
         zero.directory.mkdir(parents=True)
         config = json.loads((like.directory / "adapter_config.json").read_text())

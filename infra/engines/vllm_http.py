@@ -57,6 +57,9 @@ class ServerCalls:
             raise DeadlineExceeded(f"vLLM at {self.url} did not answer {path} within {seconds:g} s") from error
         except aiohttp.ClientError as error:
             raise self._gone(error) from error
+        except RuntimeError as error:  # aiohttp's, of what was closed under a call
+            self._opened()
+            raise self._gone(error) from error
         if answer.status != 200:
             raise self._refusal(answer.status, path, content)
         return content
@@ -75,6 +78,9 @@ class ServerCalls:
                 async for line in answer.content:
                     yield line
         except aiohttp.ClientError as error:
+            raise self._gone(error) from error
+        except RuntimeError as error:  # aiohttp's, of what was closed under a call
+            self._opened()
             raise self._gone(error) from error
 
     def _opened(self) -> aiohttp.ClientSession:

@@ -265,7 +265,8 @@ class Fleet:
         return not self._closed
 
     async def stats(self) -> dict[str, Any]:
-        """Sums over the engines that serve, how many those are (`ready`), and each engine's own (`engines`)."""
+        """Sums over the engines that serve, how many those are (`ready`), and each engine's own (`engines`), those that
+        are expected and away included."""
         engines = await asyncio.gather(*map(_stats, list(self.members.all.values())))
         sums = {name: sum(engine.get(name, 0) for engine in engines) for name in COUNTERS}
         return sums | {
@@ -274,7 +275,7 @@ class Fleet:
             "engines_lost": self.members.lost,
             "paused": self._paused,
             "ready": len(self.members.serving),
-            "engines": engines,
+            "engines": engines + self.members.away(),
         }
 
     async def close(self) -> None:

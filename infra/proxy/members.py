@@ -8,7 +8,7 @@ Invariants
   it reports again, so that it ends and is started anew.
 - A name stands for one engine at a time, its newest incarnation.
 - An engine that has not reported for `lease_s` is lost; one that somebody else runs is asked for its health instead,
-  and joins anew when it is well again.
+  and joins anew when it is well again. Until then it is told why it does not.
 """
 
 from __future__ import annotations
@@ -82,12 +82,22 @@ class Members:
         self._router, self._swap, self._ready, self._bring, self._changed = router, swap, ready, bring, changed
         self._control_s, self._lease_s = control_s, lease_s
         self._expected: dict[str, tuple[Facts, Callable[[], Awaitable[Engine]]]] = {}
+        self._away: dict[str, str] = {}
+        """Why those expected are not here, as far as that is known."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
 
     @property
     def serving(self) -> list[Member]:
         return [member for member in self.all.values() if member.state == "serving"]
+
+    def away(self) -> list[dict[str, Any]]:
+        """Summaries of the engines that are expected and were never here."""
+        facts = [facts for name, (facts, _) in self._expected.items() if name not in self.all]
+        return [
+            {"name": f.name, "hardware": f.hardware.value, "state": "away", "cause": self._away.get(f.name, "")}
+            for f in facts
+        ]
 
     def report(self, facts: Facts, connect: Callable[[], Engine]) -> State:
         """An engine says that it is there; how it stands. `connect` is called for one that is new."""
@@ -157,12 +167,18 @@ class Members:
     async def _ask(self, facts: Facts, connect: Callable[[], Awaitable[Engine]]) -> None:
         """See to an engine that does not report."""
         member = self.all.get(facts.name)
-        with suppress(Exception):  # it is not well: for a member, the lease runs
+        try:
             async with asyncio.timeout(HEALTH_S):
                 if member is None or member.state == "lost":
                     self.add(facts, await connect())
                 elif await member.engine.health():
                     member.seen = asyncio.get_running_loop().time()
+            self._away.pop(facts.name, None)
+        except Exception as error:  # it is not well: for a member, the lease runs
+            cause = str(error) or f"no answer within {HEALTH_S:g} s"
+            if self._away.get(facts.name) != cause:
+                logger.warning("engine %s is not here: %s", facts.name, cause)
+                self._away[facts.name] = cause
 
     def _start(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

@@ -8,20 +8,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from infra.engines.errors import EngineClosed, PromptTooLong, UnknownPolicy, WeightMismatch
+from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy, WeightMismatch
 from infra.engines.hf import HFEngine
 from infra.engines.host import make_host
 from infra.engines.protocol import BASE, Generation, Sampling
 from infra.engines.remote import RemoteEngine
+from infra.engines.vllm_http import ServerCalls
+from infra.engines.vllm_wire import Segment, read_event
 from infra.proxy.fleet import Fleet, Origin, Overloaded
 from infra.proxy.fleet_metrics import FleetCollector
 from infra.proxy.listen import Server, bind, listen
@@ -187,6 +191,48 @@ async def test_errors_keep_their_name_and_nothing_is_answered_without_the_key(ho
         await remote.generate(prompt(9), SHORT, BASE, "r")
 
 
+@pytest.mark.parametrize("kind", ["hf", "vllm"])
+async def test_an_engine_that_is_closed_in_the_middle_of_its_lines_says_so(kind):
+    told = orjson.dumps({"token_ids": [1], "logprobs": [-1.0], "spans": [[0, 0]], "choices": []})
+    line = {"hf": told, "vllm": b"data: " + told}[kind] + b"\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while True:
+                writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    async def talk(url: str) -> tuple[Any, asyncio.Task[Any]]:
+        if kind == "hf":
+            remote = RemoteEngine(url, KEY, Fleet.capabilities, control_s=10.0)
+            return remote, asyncio.ensure_future(remote.generate(prompt(9), SHORT, BASE, "r"))
+        calls = ServerCalls(url, KEY, 10.0)
+        calls.open()
+
+        async def read() -> None:
+            async for event in calls.stream("/generate", b"{}"):
+                read_event(event, Segment())
+
+        return calls, asyncio.ensure_future(read())
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(30):
+        for steps in range(20, 60):
+            client, call = await talk(f"http://127.0.0.1:{port}")
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await client.close()
+            if kind == "vllm":  # whoever closes the connections of a server ends what waits for them, too
+                call.cancel()
+            [ended] = await asyncio.gather(call, return_exceptions=True)
+            assert isinstance(ended, EngineClosed) or (kind == "vllm" and isinstance(ended, asyncio.CancelledError))
+    server.close()
+
+
 async def test_engines_join_and_leave_while_it_runs_and_serve_what_is_served(scene, models):
     here = scene("a", "b")
     waiting = here.start()
@@ -273,6 +319,32 @@ async def test_one_that_hangs_is_lost_with_its_lease_and_its_work_goes_on(scene,
     beating.cancel()
     assert here.member("a").state == "lost" and "nothing was heard" in here.member("a").cause
     assert len(result.token_ids) == 160
+
+
+async def test_one_that_somebody_else_runs_is_told_what_keeps_it_out_and_joins_once_it_is_well(scene, models, host):
+    here = scene("theirs")
+    await here.fleet.update_weights(1, models[1])
+    wrong = ["it has --logprobs-mode raw_logprobs"]
+
+    async def connect() -> RemoteEngine:
+        if wrong:
+            raise BadRequest(wrong[0])
+        return here.hosts["theirs"].remote()
+
+    here.fleet.members.expect(Facts("theirs", "external", BANDWIDTH, 4, 5000), connect)
+    waiting = here.start()
+    await here.until(lambda: here.fleet.members.away()[0]["cause"])
+    stats = await here.fleet.stats()
+    away = {"name": "theirs", "hardware": "bandwidth_gpu", "state": "away", "cause": wrong[0]}
+    assert stats["ready"] == 0 and stats["engines"] == [away] and not waiting.done()
+    wrong.clear()
+    assert (await waiting).version_spans == [(0, 1)]
+    assert (await here.fleet.stats())["ready"] == 1 and not here.fleet.members.away()
+    await here.hosts["theirs"].cut()
+    flying = here.start("t1")
+    await here.until(lambda: here.member("theirs").state == "lost")
+    here.hosts["theirs"] = host()
+    assert (await flying).version_spans == [(0, 1)], "it is brought to what is served anew"
 
 
 async def test_pause_holds_everything_and_work_waits_within_bounds(scene, models):
