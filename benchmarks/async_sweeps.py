@@ -5,7 +5,8 @@
 Runs are those of `benchmarks.mode_runs`, one after the other: same model, seeds and workload but for what is varied.
 
 - `alpha`: 1, 2, 4, 6 under `rollart`. Throughput, and seconds until the held-out reward that alpha 1 reaches with
-  `SHARE` of its best rise (`benchmarks.held_out`); the steps count from the one whose batch may have any lag.
+  `SHARE` of its best rise (`benchmarks.held_out`); `over_bound`, the step over the work in it, as in
+  `benchmarks.async_modes`. The steps count from the one whose batch may have any lag.
 - `deviation`: of a turn's latency, at equal mean; trajectories that go their own way (`sync_plus`) over environments
   that are stepped together (`sync`), beside RollArt's figures.
 - `redundancy`: in `sync_plus`, where a step waits for all it started: spares where almost nothing fails, and where one
@@ -20,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.held_out import kept, reached, rewards
-from benchmarks.mode_runs import Bench, Size
+from benchmarks.mode_runs import Bench, Size, work_bound
 from benchmarks.report import Figure, emit
 from benchmarks.whole_run import Measured, services
 
@@ -52,6 +53,7 @@ def alpha_sweep(bench: Bench, quick: bool) -> list[Figure]:
         figures += [
             Figure(f"alpha_{alpha}_step_s", m.step_s, "s"),
             Figure(f"alpha_{alpha}_over_alpha_1", m.tokens_per_s / base.tokens_per_s, "ratio"),
+            Figure(f"alpha_{alpha}_over_bound", m.step_s / work_bound(m), "ratio"),
             Figure(f"alpha_{alpha}_lag_mean", m.lag_mean, "versions"),
             Figure(f"alpha_{alpha}_score_at_end", scores[alpha][max(scores[alpha])], "held-out reward"),
         ]
