@@ -6,6 +6,7 @@ it with every flow run; what it resolves to is checked as on the command line, w
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, JsonValue
@@ -81,6 +82,21 @@ class JobForm(ServiceForm):
 
     job: Job
     """What is to be trained, for whom, how far."""
+
+
+class SimulateForm(Section):
+    """Which cluster to plan (docs/simulator.md)."""
+
+    plan: str = "cluster"
+    """A plan that ships, or a YAML file on the machine that runs the flow."""
+    directory: str = "plan"
+    """Where plan.json and the pictures go, on that machine."""
+    from_run: RunForm | None = None
+    """A run whose turns, tokens and stage times the plan's domains get. Left away: what the plan says."""
+
+    @property
+    def title(self) -> str:
+        return Path(self.plan).stem
 
 
 class CollectForm(Section):

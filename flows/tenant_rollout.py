@@ -42,7 +42,7 @@ from rl.concurrency import Concurrency, Load
 from rl.config.load import dumps, loads_as
 from rl.config.tenants import ServiceConfig
 from rl.errors import DeadlineExceeded, RollmillError
-from rl.fairness import Demand, allot
+from rl.fairness import Demand, PassedOver, allot
 from rl.jobs import Entry, JobRefused, shares
 from rl.placement import HardwareClass
 from rl.rounds import Rounds
@@ -136,6 +136,7 @@ class Rollout:
         self._concurrency = Concurrency(slots_of(service), min(2, most), most)
         self._limit = self._concurrency.limit
         self._booked = self._loaded = self._asked = 0.0
+        self._passed_over = PassedOver(service.queue.patience)
         self._rounds = Rounds() if service.schedule == "rounds" else None
 
     def run(self) -> None:
@@ -244,7 +245,9 @@ class Rollout:
             return
         waiting = sum(playing.complete for playing in self._playing.values())
         entitled = shares(playing.entry for playing in self._playing.values())
-        for id, count in allot(free, demands, entitled, waiting).items():
+        found = allot(free, demands, entitled, waiting, self._passed_over.overdue)
+        self._passed_over.note({id: count // demands[id].together for id, count in found.items()}, demands)
+        for id, count in found.items():
             playing = self._playing[id]
             serving = playing.seen[0]
             assert serving is not None

@@ -12,6 +12,8 @@ Invariants
 - A tenant that was away has no claim to what it did not ask for: it comes back at the level of the least served.
 - Admission gives all free slots away while somebody wants them, but for those that are kept for whoever comes next and
   needs more of them at once; and nobody more than its quota.
+- Of tenants of one priority that always want more, none is kept from its share of the slots by what others began. A
+  tenant that wants something and is passed over `patience` times by others' groups starts one, whatever the priorities.
 
 Pure: no clock; what a batch cost is told afterwards with `served`.
 """
@@ -19,7 +21,7 @@ Pure: no clock; what a batch cost is told afterwards with `served`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -121,18 +123,46 @@ class Demand:
     """Trajectories that start together, as a group: only whole ones are given."""
 
 
+class PassedOver:
+    """How many groups of others were started while each tenant wanted to start one, since its last."""
+
+    def __init__(self, patience: int = 64):
+        self._patience = patience
+        self._groups: dict[str, int] = {}
+
+    @property
+    def overdue(self) -> frozenset[str]:
+        return frozenset(t for t, groups in self._groups.items() if groups >= self._patience)
+
+    def note(self, started: Mapping[str, int], wanting: Iterable[str]) -> None:
+        """So many groups were started, while these tenants wanted to. Who wants nothing is forgotten."""
+        total = sum(started.values())
+        self._groups = {t: 0 if started.get(t) else self._groups.get(t, 0) + total for t in wanting}
+
+
 def allot(
-    free: int, demands: Mapping[str, Demand], shares: Mapping[str, TenantShare], batches_waiting: int = 0
+    free: int,
+    demands: Mapping[str, Demand],
+    shares: Mapping[str, TenantShare],
+    batches_waiting: int = 0,
+    overdue: Collection[str] = (),
 ) -> dict[str, int]:
     """How many of the `free` trajectories each tenant may start now.
 
     While the trainer has work (`batches_waiting`), by weighted fair share: whoever holds the least for its weight
     gets the next one. While it has none, a batch that is nearly started is completed first, for a slot that makes a
-    batch whole keeps the trainer busy sooner. Higher priorities come before both."""
+    batch whole keeps the trainer busy sooner; but beyond its tenant's share only if it becomes whole now, or who has
+    begun would keep out who comes. Higher priorities come before both, and a first group of those that are `overdue`
+    before everything."""
     given = dict.fromkeys(demands, 0)
 
     def share(tenant: str) -> TenantShare:
         return shares.get(tenant, TenantShare())
+
+    begun_with = free
+    slots = free + sum(demand.in_flight for demand in demands.values())
+    level = slots / max(1e-9, sum(share(tenant).weight for tenant in demands))
+    """What each would hold for its weight if all held the same."""
 
     def room(tenant: str) -> int:
         demand, quota = demands[tenant], share(tenant).quota
@@ -140,12 +170,13 @@ def allot(
         return min(demand.wanted - given[tenant], demand.wanted if quota is None else max(0, quota - held))
 
     def need(tenant: str) -> tuple[float, ...]:
-        demand = demands[tenant]
+        demand, priority = demands[tenant], -share(tenant).priority
         held = (demand.in_flight + given[tenant]) / share(tenant).weight
-        started = demand.in_flight + given[tenant] > 0
-        if batches_waiting == 0 and started:
-            return -share(tenant).priority, 0, demand.wanted - given[tenant], held
-        return -share(tenant).priority, 1, held, 0
+        if tenant in overdue and not given[tenant]:
+            return 0, priority, 0, held, 0
+        if batches_waiting == 0 and held > 0 and (held < level or demand.wanted <= begun_with):
+            return 1, priority, 0, demand.wanted - given[tenant], held
+        return 1, priority, 1, held, 0
 
     # One that is given does not change what the others need: the order of all others stays.
     waiting = [(need(tenant), tenant) for tenant, demand in demands.items() if room(tenant) >= demand.together]

@@ -156,9 +156,9 @@ class Cluster:
             reader,
         )
 
-    def grant(self, run: Run, wanted: int) -> int:
-        """How many of the groups that its bound allows the run may start now."""
-        return self.service.grant(run, wanted, self.runs)
+    def grant(self, run: Run, uids: list[Uid]) -> list[Uid]:
+        """Which of the groups that its bound allows the run may start now."""
+        return self.service.grant(run, uids, self.runs)
 
     def end(self, run: Run, uids: Iterable[Uid], playing: bool) -> None:
         """Forget these groups; `playing` if members of theirs are to be stopped."""

@@ -62,6 +62,8 @@ class DomainWork(Section):
     """Work of one reward, on one slot."""
     failure: Share = 0.0
     """Of a member: its environment fails at some turn, and the member is tried afresh."""
+    environments: Count | None = None
+    """Of this domain, of all tenants together: further trajectories wait until one is free. None has enough."""
     runs_on: HardwareClass | None = None
     """Where it is best generated; None has no preference."""
 
@@ -209,6 +211,9 @@ class Scenario(Section):
     late: Literal["wait", "draw_again"] = "wait"
     """What a step does about groups in flight that it makes too old: wait for them, or have their problems drawn
     again."""
+    batches: Literal["free", "blocks"] = "free"
+    """`free`: what is ready makes a batch, as in a run. `blocks`: a step trains the groups that were drawn for it and
+    no others, as where every batch takes one group of each environment."""
     tenants: Count = 1
     """Runs that share engines and trainer, each with this work, its own versions and its own adapter."""
     shares: tuple[TenantSection, ...] = ()

@@ -24,6 +24,7 @@ from rl.selection import Candidate, DropPolicy, Selection, admissible, doomed, s
 from rl.staleness import StalenessPolicy
 from rl.stream import ProblemStream
 from rl.trajectory import Uid
+from sim.batches import mix, ready, settled
 from sim.config import Scenario
 from sim.host import Flight, Host, StepTimes
 from sim.service import section
@@ -124,7 +125,9 @@ class Run:
     def _take(self) -> None:
         waits = self.mode.waits and self.scenario.late == "wait" and not self.drops.forgets
         flying = {uid: flight.version for uid, flight in self.in_flight.items()} if waits else None
-        chosen = select(self.ahead, self.offered.values(), self.policy, self.drops, in_flight=flying)
+        offered = ready(self.offered, self.ahead, self.policy.groups_per_step, self.scenario.batches)
+        quotas = mix(self.stream, self.ahead, self.policy.examined_per_step) if len(self._domains) > 1 else None
+        chosen = select(self.ahead, offered, self.policy, self.drops, quotas, flying)
         self._missing, self._awaited = chosen.missing, set(chosen.awaited)
         if not chosen.batch:
             if chosen.dropped and self._record is None:
@@ -132,8 +135,6 @@ class Run:
                 self._forget()
                 self.changed = True
             return
-        for c in chosen.batch:
-            self.policy.check(self.ahead, c.uid, c.version)
         self._chosen, self._batch_at = chosen, self.host.now
         self.protocol.enter(Phase.GET_BATCH)
         self._swap_wanted = self._swap_wanted or not self._at_once
@@ -152,7 +153,7 @@ class Run:
         assert self._chosen is not None
         self._submit_wanted = False
         chosen, self._chosen = self._chosen, None
-        late = doomed(self.ahead, self.offered.values(), _uids(chosen), self.policy, self.drops)
+        late = doomed(self.ahead, self.offered.values(), settled(chosen), self.policy, self.drops)
         lags = [self.policy.check(self.ahead, c.uid, c.version) for c in chosen.batch]
         self._record = self._step_record(chosen.batch, [*chosen.dropped, *late], sum(lags) / len(lags))
         self.ahead.apply(self._record)
@@ -196,9 +197,8 @@ class Run:
         self.changed = False
         assert self.serving is not None
         uids = admissible(self.log, self.serving, self.sealed.values(), self.in_flight.keys(), self.policy, self.drops)
-        uids = uids[: self.host.grant(self, len(uids))]
         flights = []
-        for uid in uids:
+        for uid in self.host.grant(self, uids):
             domain = self._domains[self.stream.domain(uid.ordinal)]
             problem = length_factor(domain.problem_spread, self.scenario.seed, self.number, uid.ordinal)
             flight = Flight(uid, self.serving, domain, problem, self.host.now)
@@ -292,8 +292,3 @@ class Run:
         self._missing = 0
         self.offered = {u: c for u, c in self.sealed.items() if self.ahead.is_open(u)}
         self._tombs = sum(c.tombstone is not None for c in self.offered.values())
-
-
-def _uids(chosen: Selection) -> set[Uid]:
-    """What the batch settles."""
-    return {c.uid for c in chosen.batch} | {Uid.parse(d.uid) for d in chosen.dropped}

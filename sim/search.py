@@ -3,8 +3,9 @@
 One thing is changed at a time, starting from the scenario as it is, until no change helps (coordinate descent): the
 plans of a cluster are a small space, and every plan is simulated at most once.
 
-Invariants: deterministic; nothing is proposed that costs more per hour than the budget; redundancy that prefers short
-trajectories is proposed only if the search is told that this is wanted.
+Invariants: deterministic; all plans are measured over as many steps, from where the largest bound has settled;
+nothing is proposed that costs more per hour than the budget, nor redundancy that prefers short trajectories, unless the
+search is told that this is wanted.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class SearchSection(Section):
     """Most rounds of changes."""
 
 
+SETTLE = 3
+"""Steps beyond the largest bound before the measuring begins."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A scenario and what it does."""
@@ -63,7 +68,12 @@ def search(scenario: Scenario, section: SearchSection) -> list[Plan]:
             f"search.budget ({budget:g}) is below the price of the scenario itself ({hourly_price(scenario):g} per "
             "hour, in H20); raise it, or take GPUs away"
         )
-    tried = {scenario.model_dump_json(): Plan(scenario, simulate(scenario))}
+    settled = max([scenario.alpha, *section.alphas]) + SETTLE
+
+    def plan(one: Scenario) -> Plan:
+        return Plan(one, simulate(_lengthened(one, settled)))
+
+    tried = {scenario.model_dump_json(): plan(scenario)}
     best = next(iter(tried.values()))
     for _ in range(section.rounds):
         before = best
@@ -72,14 +82,22 @@ def search(scenario: Scenario, section: SearchSection) -> list[Plan]:
             if key in tried or hourly_price(change) > budget * 1.001:
                 continue
             try:
-                plan = tried[key] = Plan(change, simulate(change))
+                found = tried[key] = plan(change)
             except NoProgress:
                 continue
-            if score(plan, section) > score(best, section):
-                best = plan
+            if score(found, section) > score(best, section):
+                best = found
         if best is before:
             break
     return sorted(tried.values(), key=lambda plan: -score(plan, section))
+
+
+def _lengthened(scenario: Scenario, warmup: int) -> Scenario:
+    """The scenario, with as many measured steps, after so many at least: under a larger bound the first batches are
+    made of what is short, and only then it goes on as it will."""
+    if scenario.horizon is not None or scenario.warmup >= warmup:
+        return scenario
+    return scenario.model_copy(update={"warmup": warmup, "steps": scenario.steps - scenario.warmup + warmup})
 
 
 def score(plan: Plan, section: SearchSection) -> float:

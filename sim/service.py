@@ -8,13 +8,15 @@ Invariants: a run begins once it has a place, and gives it away with its last st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rl.config.tenants import Job, QueueSection
-from rl.fairness import Demand, TenantQueue, TenantShare, allot
+from rl.fairness import Demand, PassedOver, TenantQueue, TenantShare, allot
 from rl.jobs import Ended, Jobs, Started, Submitted, next_starts, shares
 from rl.rounds import Rounds
+from rl.trajectory import Uid
 from sim.config import Scenario, TenantSection
 
 if TYPE_CHECKING:
@@ -36,8 +38,12 @@ class Service:
         self._shares: dict[str, TenantShare] = {}
         self.queue = TenantQueue({}, own.slack, own.patience)
         """Completed batches."""
+        self._passed_over = PassedOver(own.patience)
         self._wanted: dict[int, int] = {}
-        """Groups that each run would start, and may not yet."""
+        """Groups that each run would start, and has environments for, but is not entitled to yet."""
+        self._lacking: dict[int, int] = {}
+        """Groups that each run would start, and may not yet, for whatever reason."""
+        self._environments = {d.name: d.environments for d in scenario.domains if d.environments is not None}
 
     # -- places ------------------------------------------------------------------------------------------
 
@@ -67,13 +73,32 @@ class Service:
 
     # -- who may start -----------------------------------------------------------------------------------
 
-    @property
-    def shares_room(self) -> bool:
-        """Whether what one run may start depends on what others do."""
-        return self._scenario.max_concurrent is not None
+    def grant(self, run: Run, uids: list[Uid], runs: Sequence[Run]) -> list[Uid]:
+        """Which of the groups that its bound allows the run may start now."""
+        fitting = self._with_environments(run, uids, runs) if self._environments else uids
+        count = self._granted(run, len(fitting), runs)
+        self._lacking[run.number] = len(uids) - count
+        return fitting[:count]
 
-    def grant(self, run: Run, wanted: int, runs: Sequence[Run]) -> int:
-        """How many of the groups that its bound allows the run may start now."""
+    def waiting(self, runs: Sequence[Run]) -> list[Run]:
+        """Those that would start more, and may be allowed to now that something ended."""
+        return [run for run in runs if self._lacking.get(run.number)]
+
+    def _with_environments(self, run: Run, uids: list[Uid], runs: Sequence[Run]) -> list[Uid]:
+        """Those for whose groups their domain has environments."""
+        busy = Counter(flight.domain.name for one in runs for flight in one.in_flight.values())
+        free = {name: most // run.members - busy[name] for name, most in self._environments.items()}
+        found = []
+        for uid in uids:
+            domain = run.stream.domain(uid.ordinal)
+            if free.get(domain, 1) > 0:
+                found.append(uid)
+                if domain in free:
+                    free[domain] -= 1
+        return found
+
+    def _granted(self, run: Run, wanted: int, runs: Sequence[Run]) -> int:
+        """How many of so many, by what the tenants are entitled to."""
         self._wanted[run.number] = wanted
         if self._rounds is not None:
             if self._rounds.look({job_id(one.number): one.serving for one in runs if one.begun and not one.over}):
@@ -86,14 +111,13 @@ class Service:
             quota = self._sections[run.number].quota
             granted = wanted if quota is None else max(0, min(wanted, quota // members - len(run.in_flight)))
         else:
-            granted = allot(*self._room(most, members, runs)).get(job_id(run.number), 0) // members
+            granted = self._allotted(run, most, runs)
         self._wanted[run.number] -= granted
         return granted
 
-    def _room(
-        self, most: int, members: int, runs: Sequence[Run]
-    ) -> tuple[int, Mapping[str, Demand], Mapping[str, TenantShare], int]:
-        """What `allot` wants to know, as the rollout of a service tells it."""
+    def _allotted(self, run: Run, most: int, runs: Sequence[Run]) -> int:
+        """As the rollout of a service asks for it."""
+        members = run.members
         playing = [one for one in runs if one.begun and not one.over]
         free = most - members * sum(len(one.in_flight) for one in runs)
         demands = {
@@ -105,17 +129,10 @@ class Service:
         complete = sum(
             one.serving is not None and not one.in_flight and not self._wanted.get(one.number) for one in playing
         )
-        return max(0, free), demands, self._shares, complete
-
-    def waiting(self, runs: Sequence[Run]) -> list[Run]:
-        """Those that would start more, and may be allowed to now that something ended."""
-        if self._rounds is None and not self.shares_room and not self._any_quota:
-            return []
-        return [run for run in runs if self._wanted.get(run.number)]
-
-    @property
-    def _any_quota(self) -> bool:
-        return any(one.quota is not None for one in self._sections)
+        found = allot(max(0, free), demands, self._shares, complete, self._passed_over.overdue)
+        groups = found.get(job_id(run.number), 0) // members
+        self._passed_over.note({job_id(run.number): groups}, demands)
+        return groups
 
 
 def section(scenario: Scenario, number: int) -> TenantSection:

@@ -71,7 +71,7 @@ ROWS: tuple[Row, ...] = (
     # 128 GPUs, 512 trajectories, 8B to 32B: tokens per second of one system over the one before.
     Row("Sync+ over Sync", 1.40, 2.40, "x"),
     Row("One-off over Sync+", 1.31, 1.47, "x"),
-    Row("AReaL over One-off", 1.03, 1.06, "x"),
+    Row("AReaL over One-off", 1.03, 1.06, "x", "batches of AReaL"),
     Row("RollArt over AReaL", 1.22, 1.36, "x"),
     Row("RollArt over Sync", 2.65, 4.58, "x"),
     # Step time of 32B under alpha 1.

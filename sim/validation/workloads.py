@@ -143,14 +143,17 @@ SWE_STEP = Scenario(
 
 BATCH = 512
 """Trajectories of a step, and environments: ROLL, on which the published systems are built, keeps one environment for
-each trajectory of a batch (`num_env_groups` x `group_size`), whatever alpha is."""
+each trajectory of a batch (`num_env_groups` x `group_size`), whatever alpha is, and each belongs to one domain."""
+ENVIRONMENTS = 104
+"""Of each of the five domains: the fewest whole groups of 8 that hold its part of a batch."""
 
 
 def chain(model: str, gpus: int = 128) -> dict[str, Scenario]:
-    """The five systems on as many GPUs: a quarter trains."""
+    """The five systems on as many GPUs: a quarter trains. A batch of the baseline AReaL is one group of each
+    environment's, as ROLL takes it; RollArt's is what is in its buffer."""
     base = Scenario(
         model=model,
-        domains=ALL,
+        domains=tuple(d.model_copy(update={"environments": ENVIRONMENTS}) for d in ALL),
         pools=(h800(gpus * 3 // 4, model),),
         trainer=TrainerSection(gpus=gpus // 4),
         weights=WeightsSection(mode="inline"),
@@ -163,15 +166,16 @@ def chain(model: str, gpus: int = 128) -> dict[str, Scenario]:
         steps=8,
         warmup=2,
     )
+    asynchronous = {"alpha": 1, "steps": 14, "warmup": 6}  # what began first is short: that has to be over
     sync = change(base, mode="sync", reward=RewardSection(type="dedicated", slots=16))
     return {
         "Sync": sync,
         "Sync+": base,
-        "One-off": change(base, alpha=1, mode="one_off"),
-        "AReaL": change(base, alpha=1, mode="areal"),
+        "One-off": change(base, **asynchronous, mode="one_off"),
+        "AReaL": change(base, **asynchronous, mode="areal", batches="blocks"),
         "RollArt": change(
             base,
-            alpha=1,
+            **asynchronous,
             mode="rollart",
             affinity=True,
             weights=WeightsSection(mode="overlapped"),

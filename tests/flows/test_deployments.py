@@ -81,7 +81,7 @@ def train_form(name: str, **more: Any) -> dict[str, Any]:
 
 def test_every_deployment_shows_a_form_whose_fields_say_what_they_mean() -> None:
     tree = yaml.safe_load(description().read_text())
-    names = {"train", "nightly", "evaluate", "weekly", "tenants", "warmstart", "gc", "job"}
+    names = {"train", "nightly", "evaluate", "weekly", "tenants", "warmstart", "gc", "job", "simulate"}
     found = [d["name"] for d in tree["deployments"]]
     assert names <= set(found) and len(set(found)) == len(found), "each once"
     for form in (TrainForm, TenantsForm, CollectForm):

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.flows.conftest import Desk
+from flows.deployed_plans import simulate
+from flows.deployments import description
+from flows.forms import SimulateForm
+from tests.flows.conftest import Desk, Rollmill
 from tests.store.samples import group
 
 PLAN = """
@@ -45,3 +53,28 @@ def test_a_run_without_trajectories_is_a_clear_error(desk: Desk, tmp_path: Path)
     path.write_text(PLAN)
     said = desk.bad("simulate", str(path), "--directory", str(tmp_path / "out"), "--from-run", "frozen_lake")
     assert "no trajectories" in said
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_the_deployed_flow_shows_the_plans_it_tried(rollmill: Rollmill, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(PLAN)
+    address = {PREFECT_API_URL: rollmill.env["PREFECT_API_URL"]}
+    with temporary_settings(address), get_client(sync_client=True) as client:
+        found = simulate(SimulateForm(plan=str(path), directory=str(tmp_path / "out")))
+        wanted = ArtifactFilter(key=ArtifactFilterKey(any_=["plan-plan"]))
+        (shown,) = client.request("POST", "/artifacts/filter", json={"artifacts": wanted.model_dump()}).json()
+        flow_run = client.read_flow_run(shown["flow_run_id"])
+    assert flow_run.name == "simulate plan" and flow_run.state_name == "Completed"
+    assert len(found) == 3 and all(plan["plan"] in shown["data"] for plan in found)
+    assert shown["data"].count("data:image/png;base64,") == 2
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["plans"] == found
+
+
+def test_the_form_says_what_its_fields_mean_and_the_deployment_takes_it() -> None:
+    fields = SimulateForm.model_json_schema()["properties"]
+    assert all(len(field["description"]) > 10 for field in fields.values()), fields
+    (deployed,) = (d for d in yaml.safe_load(description().read_text())["deployments"] if d["name"] == "simulate")
+    module, _, name = deployed["entrypoint"].rpartition(".")
+    assert getattr(import_module(module), name) is simulate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.fairness import Demand, TenantQueue, TenantShare, allot
+from rl.fairness import Demand, PassedOver, TenantQueue, TenantShare, allot
 
 
 def busy(shares: dict[str, TenantShare], cost: dict[str, float], rounds: int, slack: float = 0.0, patience: int = 64):
@@ -163,3 +163,55 @@ def test_who_left_has_no_claim_and_no_batch_when_it_comes_back():
     queue.offer("a")
     queue.offer("b")
     assert [queue.take(), queue.take()] == ["a", "b"]
+
+
+def steady(shares: dict[str, TenantShare], slots: int, looks: int, patience: int = 64) -> dict[str, int]:
+    """Groups of one that each tenant started, if all always want eight more and the oldest in flight ends at each look;
+    the last tenant comes when all slots are taken."""
+    passed, started, flying = PassedOver(patience), dict.fromkeys(shares, 0), list[str]()
+    *first, _ = shares
+    for look in range(looks):
+        there = first if look < slots else list(shares)
+        demands = {t: Demand(8, flying.count(t)) for t in there}
+        found = allot(slots - len(flying), demands, shares, 0, passed.overdue)
+        passed.note(found, demands)
+        for tenant, count in found.items():
+            started[tenant] += count
+            flying += [tenant] * count
+        flying.pop(0)
+    return started
+
+
+def test_who_has_begun_does_not_keep_out_who_comes():
+    started = steady(dict.fromkeys("abc", TenantShare()), slots=6, looks=300)
+    assert all(abs(count - 100) < 12 for count in started.values()), started
+
+
+def test_no_priority_keeps_a_tenant_out_for_ever():
+    shares = {"high": TenantShare(priority=2), "also": TenantShare(priority=2), "low": TenantShare()}
+    started = steady(shares, slots=6, looks=650, patience=64)
+    assert started["low"] == pytest.approx(650 / 65, abs=2)
+    assert abs(started["high"] - started["also"]) < 12
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([None, 2, 5])), min_size=2,
+             max_size=5),
+    st.integers(1, 12),
+)  # fmt: skip
+def test_everybody_who_wants_gets_on_and_nothing_lies_idle(tenants, slots):
+    shares = {str(n): TenantShare(weight, priority, quota) for n, (priority, weight, quota) in enumerate(tenants)}
+    passed, flying, waited = PassedOver(8), list[str](), dict.fromkeys(shares, 0)
+    for _ in range(150):
+        demands = {t: Demand(8, flying.count(t)) for t in shares}
+        found = allot(slots - len(flying), demands, shares, 0, passed.overdue)
+        passed.note(found, demands)
+        flying += [t for t, count in found.items() for _ in range(count)]
+        limits = {t: share.quota or slots for t, share in shares.items()}
+        assert all(flying.count(t) <= limits[t] for t in shares)
+        assert len(flying) == min(slots, sum(min(limit, flying.count(t) + 8) for t, limit in limits.items()))
+        waited = {
+            t: 0 if found.get(t) or flying.count(t) else count + sum(found.values()) for t, count in waited.items()
+        }
+        assert max(waited.values()) <= 8 + slots * len(shares), waited
+        flying.pop(0)

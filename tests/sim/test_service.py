@@ -70,3 +70,37 @@ def test_what_can_never_run_is_refused():
         scenario(**SHARED, shares=(TenantSection(quota=3),))
     with pytest.raises(ValidationError, match="no domain 'chess'"):
         scenario(**SHARED, shares=(TenantSection(domains=("chess",)),))
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_who_comes_late_to_full_environments_gets_on(priority):
+    """Two tenants whose bounds allow more than there is room for, and a third one that comes when all is taken."""
+    long = VARIED.model_copy(update={"turns": (8, 16)})
+    shares = (TenantSection(priority=priority), TenantSection(priority=priority), TenantSection(submitted=100.0))
+    cluster = Cluster(scenario(long, alpha=1, tenants=3, max_concurrent=24, shares=shares))
+    cluster.simulate(4000.0)
+    first, second, late = (len(run.steps) for run in cluster.runs)
+    assert late >= (1 if priority else 0.7 * first), (first, second, late)
+    assert abs(first - second) <= 0.2 * first
+
+
+def test_environments_of_a_domain_are_a_limit_and_hold_up_no_other_domain():
+    domains = tuple(
+        VARIED.model_copy(update={"name": n, "environments": most}) for n, most in (("few", 8), ("many", None))
+    )
+    cluster = Cluster(scenario(domains=domains, alpha=2), 6)
+    most = {"few": 0, "many": 0}
+    for until in np.arange(1.0, 400.0, 1.0):
+        cluster.simulate(until)
+        flights = [flight.domain.name for flight in cluster.runs[0].in_flight.values()]
+        most = {name: max(count, 4 * flights.count(name)) for name, count in most.items()}
+    assert most["few"] == 8 and most["many"] == 24 and len(cluster.runs[0].steps) == 6
+
+
+def test_a_batch_of_blocks_is_what_was_drawn_for_it():
+    cluster = Cluster(scenario(VARIED, alpha=2, batches="blocks"), 5)
+    cluster.simulate(1e4)
+    free = Cluster(scenario(VARIED, alpha=2), 5)
+    free.simulate(1e4)
+    assert cluster.runs[0].log.low_water == 20, "the first 20 problems, and none beyond"
+    assert free.now < cluster.now
