@@ -8,7 +8,8 @@ the same number of steps and the same work in each. What is compared, on one eng
 
     ours              alpha 0, rollouts of all tenants in one batch, updates as batches come in
     one by one   (a)  one job at a time, alpha 0; the service stays up between them
-    rounds       (b)  synchronous: all roll out, then all train, then all roll out; adapters mixed (no asynchrony)
+    rounds       (b)  synchronous: all roll out, each is trained as it is ready, and nobody rolls out again before all
+                      are trained; adapters mixed (no asynchrony)
     alone        (c)  one job at a time, rollout and training side by side (alpha 1)
     unmixed           ours, but a batch holds the sequences of one tenant at a time (no multi-LoRA)
 

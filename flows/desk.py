@@ -1,4 +1,4 @@
-"""The desk of a service: gives jobs their places, tells what becomes of them, cleans up after them.
+"""The desk of a service: gives jobs their places, tells what becomes of them and what they learned, cleans up.
 
 Invariants
 - A job runs only once its configuration is written to its own prefix, where whatever works on a run finds it; one that
@@ -18,6 +18,7 @@ from time import monotonic, time
 
 from rich.console import Console
 
+from flows.job_reports import JobReports
 from flows.learn import collector
 from flows.prepare import claim
 from infra.proxy.client import ControlClient, ProxyUnavailable
@@ -26,6 +27,7 @@ from infra.store.errors import StoreUnavailable
 from infra.store.gc import Background
 from infra.store.jobs import JobBook
 from infra.store.objects import ObjectStore
+from rl.config.run import RunConfig
 from rl.config.tenants import ServiceConfig
 from rl.errors import DeadlineExceeded, RollmillError
 from rl.jobs import Entry, JobRefused, State, next_starts
@@ -43,9 +45,11 @@ class Desk:
         self._service, self._store, self._console = service, store, console
         self._book = JobBook(store, service.name)
         self._told: dict[str, State] = {}
+        self._configs: dict[str, RunConfig] = {}
         self._garbage: dict[str, Background] = {}
         self._collected = self._noted = 0.0
         self._since: tuple[float, float] | None = None
+        self._reports = JobReports(service, store, console)
         self._eraser = ThreadPoolExecutor(1, thread_name_prefix="erase")
         self._erasing: dict[str, Future[None]] = {}
 
@@ -53,7 +57,7 @@ class Desk:
     def idle(self) -> bool:
         """Whether there were jobs, and none has anything left to be done."""
         jobs = self._book.jobs
-        return bool(jobs.entries) and not jobs.of(State.WAITING, State.RUNNING, State.DELETING)
+        return bool(jobs.entries) and not jobs.of(State.WAITING, State.RUNNING, State.DELETING) and self._reports.idle
 
     def look(self, trainers: frozenset[int], proxy: ControlClient) -> None:
         """Do what is to be done now. Raises StoreUnavailable, LogCorrupt."""
@@ -70,12 +74,19 @@ class Desk:
 
     def close(self) -> None:
         self._tell()
+        self._reports.close()
         self._eraser.shutdown()
+
+    def _config(self, entry: Entry) -> RunConfig:
+        """The job as a run. Raises ConfigError."""
+        if (config := self._configs.get(entry.job.id)) is None:
+            config = self._configs[entry.job.id] = entry.job.run(self._service)
+        return config
 
     def _start(self, entry: Entry, trainer: int) -> None:
         id = entry.job.id
         try:
-            claim(self._store, entry.job.run(self._service), resume=True)
+            claim(self._store, self._config(entry), resume=True)
         except StoreUnavailable:
             raise
         except RollmillError as error:
@@ -87,8 +98,9 @@ class Desk:
     def _tell(self) -> None:
         """Say what changed."""
         for id, entry in self._book.jobs.entries.items():
-            if self._told.get(id) is not entry.state:
+            if (before := self._told.get(id)) is not entry.state:
                 self._told[id] = entry.state
+                self._reports.changed(entry, before is not None)
                 why = f": {entry.failure}" if entry.failure is not None else ""
                 self._console.print(f"{id} {entry.state}{why}", highlight=False)
 
@@ -111,7 +123,7 @@ class Desk:
 
     def _collect(self, tenants: Mapping[str, TenantStatus]) -> None:
         for entry in self._book.jobs.running:
-            config = entry.job.run(self._service)
+            config = self._config(entry)
             found = tenants.get(config.served_as)
             if found is not None and found.head is not None:
                 background = self._garbage.setdefault(

@@ -25,7 +25,8 @@ from rl.trajectory import Span
 
 TIMELINE_GROUPS = 400
 """Newest groups in the picture: a long run's would be a grey block."""
-TRAINER_SPANS = ("wait", "swap", "train", "push")
+TRAINER_SPANS = dict(wait="wait", queue="wait", swap="swap", restore="restore", train="train", push="push")
+"""What the trainer did, by the phase of a step; in the queue of a service it waits for other tenants."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Report:
     timeline_png: Path
     timeline_html: Path
     json_path: Path
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of it, the JSON last."""
+        return self.reward_png, self.timeline_png, self.timeline_html, self.json_path
 
 
 def write_report(
@@ -92,10 +98,10 @@ def _figures(config: RunConfig, steps: list[Step], evaluations: list[Any], wall_
 
 def _lanes(config: RunConfig, store: ObjectStore, steps: list[Step]) -> list[Lane]:
     trainer = [
-        Span(kind, s.metrics[f"span_{kind}_start"], s.metrics[f"span_{kind}_end"])
+        Span(kind, s.metrics[f"span_{phase}_start"], s.metrics[f"span_{phase}_end"])
         for s in steps
-        for kind in TRAINER_SPANS
-        if f"span_{kind}_start" in s.metrics
+        for phase, kind in TRAINER_SPANS.items()
+        if f"span_{phase}_start" in s.metrics
     ]
     groups = SampleBuffer(store, config.prefix).history(TIMELINE_GROUPS)
     spans = [span for group in groups for member in group.members for span in member.spans]

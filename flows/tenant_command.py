@@ -115,6 +115,21 @@ def config(
 
 @app.command()
 @one_line_errors
+def report(
+    service: ServiceArgument,
+    job: JobArgument,
+    to: Annotated[Path, typer.Option(help="A directory for its files.")],
+    overrides: SetOption = [],  # noqa: B006
+) -> None:
+    """What a job learned so far: reward curve, timeline, figures. The service makes one when a job is over."""
+    with tenants_of(service, overrides) as tenants:
+        made = tenants.report(job, to)
+        console.print(made.table, highlight=False, soft_wrap=True, markup=False)
+        console.print(f"report: {', '.join(map(str, made.files))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+@one_line_errors
 def pause(service: ServiceArgument, job: JobArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """Let a job rest: what it has in flight ends, and is drawn again when it goes on."""
     _order(service, job, "pause", overrides)

@@ -12,10 +12,8 @@ Invariants
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -27,6 +25,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.feeder import Feeder
 from flows.flow_runs import ends_with_its_run, sign
+from flows.playing import BudgetSpent, Playing, Usage
 from flows.quiet import quiet_failures
 from flows.rollout import served
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
@@ -35,7 +34,8 @@ from infra.proxy.auth import tenant_key
 from infra.proxy.client import ControlClient, ProxyUnavailable
 from infra.proxy.secret import rollout_key
 from infra.proxy.wire import ServiceStatus
-from infra.store.errors import NotFound, StoreUnavailable
+from infra.store.arrivals import Arrivals
+from infra.store.errors import StoreUnavailable
 from infra.store.jobs import JobBook
 from infra.store.objects import ObjectStore
 from rl.concurrency import Concurrency, Load
@@ -46,68 +46,19 @@ from rl.fairness import Demand, PassedOver, allot
 from rl.jobs import Entry, JobRefused, shares
 from rl.placement import HardwareClass
 from rl.rounds import Rounds
-from rl.trajectory import Uid
 from tasks.runtime import run_key
 
 POLL_S = 0.05
 STATUS_S = 0.1
 """Between two questions to the proxy, which costs the engine within it."""
 BOOK_S = 0.5
-LOOK_S = 1.0
-"""Between two looks into a job's log while nothing is known to have changed."""
+LOOK_S, CROWD = 1.0, 8
+"""Between two looks into a job's log while nothing is known to have changed; of more jobs than that each is looked at
+less often, so that all together ask the store no more."""
 LOAD_S = 1.0
 """Between two looks at the engines' load."""
 LARGE = 1024
 """Trajectories at once on a cluster of somebody else, whose size is not known before it is reached."""
-USAGE_S = 2.0
-"""Between two notes of what a job used."""
-
-
-class BudgetSpent(RollmillError):
-    """A job has generated what it was allowed to."""
-
-
-@dataclass
-class Playing:
-    """A job that is rolled out."""
-
-    entry: Entry
-    feeder: Feeder
-    usage: Usage
-    since: float = field(default_factory=monotonic)
-    seen: tuple[int | None, int | None] = (None, None)
-    looked: float = 0.0
-    wanted: list[Uid] = field(default_factory=list)
-    """What may start, as of the last look."""
-    over: bool = False
-    """Whether its last version is committed."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether the trainer has all that it needs."""
-        return self.seen[0] is not None and not self.over and not self.wanted and not self.feeder.in_flight
-
-
-class Usage:
-    """What a job has generated: an object of its own, `usage.json`, noted now and then. Of what was in flight at a
-    kill nothing is counted."""
-
-    def __init__(self, store: ObjectStore, prefix: str):
-        self._store, self._key = store, f"{prefix}usage.json"
-        self.tokens = self.groups = 0
-        with suppress(NotFound):
-            told = json.loads(store.get(self._key))
-            self.tokens, self.groups = int(told["tokens"]), int(told["groups"])
-        self._noted, self._at = (self.tokens, self.groups), monotonic()
-
-    def take(self, tokens: int, groups: int, at_once: bool = False) -> None:
-        """So much more."""
-        self.tokens += tokens
-        self.groups += groups
-        found = (self.tokens, self.groups)
-        if found != self._noted and (at_once or monotonic() - self._at >= USAGE_S):
-            self._store.put(self._key, json.dumps({"tokens": self.tokens, "groups": self.groups}).encode())
-            self._noted, self._at = found, monotonic()
 
 
 @flow(name="tenant rollout", flow_run_name="rollout {name}", validate_parameters=False, persist_result=False)
@@ -127,9 +78,11 @@ class Rollout:
         key = rollout_key()
         assert key is not None, "the service gives its rollout a key"
         self._service, self._client, self._url, self._lease, self._key = service, client, proxy_url, lease, key
+        self._host = service.host
         self._pools = wait_for_slots(client, {HardwareClass.CPU}, service.deadlines.start)
         self._store = ObjectStore.connect(service.store)
         self._book = JobBook(self._store, service.name)
+        self._arrivals = Arrivals(self._store, service.name)
         self._proxy = ControlClient(proxy_url, deadline_s=service.deadlines.control, key=key)
         self._playing: dict[str, Playing] = {}
         most = service.trajectories or min(LARGE, int(self._pools[HardwareClass.CPU]))
@@ -146,7 +99,7 @@ class Rollout:
                     self._booked = monotonic()
                     self._follow(self._book.sync().running)
                 if monotonic() - self._asked >= STATUS_S:
-                    self._look(served(self._service.host, self._proxy.tenants))
+                    self._look(served(self._host, self._proxy.tenants))
                     self._asked = monotonic()
                     self._admit()
                 if not self._collect():
@@ -208,7 +161,7 @@ class Rollout:
             self._wait(playing, now, None if tenant is None else tenant.trouble)
             return
         seen = (serving, tenant.head)
-        if seen == playing.seen and now - playing.looked < LOOK_S:
+        if seen == playing.seen and now - playing.looked < LOOK_S * max(1.0, len(self._playing) / CROWD):
             return
         playing.seen, playing.looked, playing.since = seen, now, now
         playing.over = playing.feeder.trained()
@@ -258,7 +211,7 @@ class Rollout:
 
     def _collect(self) -> int:
         """Take what ended; how many groups that were."""
-        count = 0
+        count, arrived = 0, False
         for id, playing in list(self._playing.items()):
             with self._alone(id):
                 feeder = playing.feeder
@@ -268,9 +221,14 @@ class Rollout:
                 if ended:
                     count += ended
                     playing.looked = 0.0
+                    if playing.fed:
+                        playing.arrivals += 1
+                        arrived = True
                 budget = playing.entry.job.budget
                 if budget is not None and playing.usage.tokens >= budget:
                     raise BudgetSpent(f"it has generated {playing.usage.tokens} tokens; its budget is {budget}")
+        if arrived:
+            self._arrivals.tell({id: playing.arrivals for id, playing in self._playing.items()})
         return count
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from flows.configure import cross_check, override, read_section
+from flows.report import Report, write_report
 from infra.store.errors import NotFound
 from infra.store.jobs import JobBook
 from infra.store.log import CommitLog
@@ -85,6 +86,10 @@ class Tenants:
     def config(self, id: str) -> RunConfig:
         """The job as a run, for whatever works on runs."""
         return self.job(id).job.run(self.service)
+
+    def report(self, id: str, directory: Path) -> Report:
+        """What a job learned so far, as files. Raises ConfigError for one without a version."""
+        return write_report(self.config(id), self._store, directory, "job")
 
     def wait(self, id: str, deadline_s: float = 86400, until: Collection[State] = OF_A_JOB) -> Entry:
         """Until the job is over. Raises DeadlineExceeded."""

@@ -20,14 +20,19 @@ from tasks.step import train_tenants
 
 
 class Trainers:
-    """Of one service; all are started."""
+    """Of one service; all are started. Each tells its status in the store as soon as it works."""
 
     def __init__(self, session: Session, service: ServiceConfig):
-        self._session = session
+        self._session, self._service = session, service
         self._left = dict.fromkeys(range(service.trainers), service.restarts.trainer)
         self._running: dict[int, Future] = {}
         for number in range(service.trainers):
             self._start(number)
+
+    @property
+    def up(self) -> bool:
+        """Whether each that there is has its base in memory and looks for jobs. Raises a StoreError."""
+        return all(self._session.log.store.exists(self._status(number)) for number in self._running)
 
     @property
     def alive(self) -> frozenset[int]:
@@ -52,6 +57,7 @@ class Trainers:
 
     def _start(self, number: int) -> None:
         session = self._session
+        session.log.store.delete([self._status(number)])  # which is that of the process before
         self._running[number] = session.client.submit(
             train_tenants,
             session.key,
@@ -65,6 +71,9 @@ class Trainers:
             key=f"trainer-{number}-{uuid.uuid4().hex[:8]}",
         )
         session.tasks.append(self._running[number])
+
+    def _status(self, number: int) -> str:
+        return f"{self._service.prefix}trainers/{number}.json"
 
     def _say(self, text: str) -> None:
         self._session.console.print(text, highlight=False)

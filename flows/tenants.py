@@ -53,16 +53,19 @@ def _run(service: ServiceConfig, until_idle: bool, console: Console) -> None:
         session.wait_until_up()
         trainers = Trainers(session, service)
         rollout = session.start("tenant_rollout", service.restarts.rollout)
-        desk = Desk(service, store, console)
-        console.print(f"service {service.name} is up: {service.trainers} trainers", highlight=False)
-        while not (until_idle and desk.idle):
-            rollout.check(console)
-            if rollout.done:
-                raise PartFailed(f"rollout ended by itself; see {rollout.log}")
-            _check(session, trainers)
-            desk.look(trainers.alive, session.proxy)
-            sleep(PERIOD_S)
-        desk.close()
+        desk, up = Desk(service, store, console), False
+        try:
+            while not (until_idle and desk.idle):
+                if not up and (up := trainers.up):
+                    console.print(f"service {service.name} is up: {service.trainers} trainers", highlight=False)
+                rollout.check(console)
+                if rollout.done:
+                    raise PartFailed(f"rollout ended by itself; see {rollout.log}")
+                _check(session, trainers)
+                desk.look(trainers.alive, session.proxy)
+                sleep(PERIOD_S)
+        finally:
+            desk.close()
 
 
 def _check(session: Session, trainers: Trainers) -> None:

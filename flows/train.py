@@ -19,19 +19,16 @@ from time import monotonic, sleep
 from prefect import flow
 from rich.console import Console
 
-from flows.artifacts import Artifacts
 from flows.evaluations import pending
 from flows.flow_runs import obedient
 from flows.hold import held
 from flows.prepare import has_base, open_run, push_base
+from flows.publication import publish
 from flows.report import Report, write_report
 from flows.session import PERIOD_S, Session, open_session
 from flows.supervise import PartFailed
 from flows.warmstart import initial_model
 from flows.watch import Watch
-from infra.store.log import CommitLog
-from infra.tracking.plots import version_rows
-from infra.tracking.run import Tracker
 from rl.config.run import RunConfig
 
 
@@ -52,7 +49,7 @@ def _run(config: RunConfig, resume: bool, console: Console) -> Report:
             push_base(config, log.store, initial_model(session))
         _train(session)
     report = write_report(config, log.store, session.work_dir, "train", monotonic() - started)
-    _publish(config, log, report)
+    publish(config, log.store, report)
     return report
 
 
@@ -85,20 +82,3 @@ def _train(session: Session) -> None:
         evaluator.finish(session.console, config.deadlines.start + (1 + left) * config.deadlines.trajectory)
     session.serve(steps)
     session.evaluate(steps)
-
-
-def _publish(config: RunConfig, log: CommitLog, report: Report) -> None:
-    """The report's pictures and table, to MLflow and as Prefect artifacts; and to MLflow whatever of the log it
-    missed, for it is a projection."""
-    tracker = Tracker.start(config, "report")
-    tracker.rebuild(log.records())
-    if "rollout_idle" in report.figures:
-        tracker.log_step(config.training.steps, {"rollout_idle": report.figures["rollout_idle"]})
-    for path in (report.reward_png, report.timeline_png, report.timeline_html, report.json_path):
-        tracker.log_artifact(path)
-    tracker.close(config.deadlines.control)
-    artifacts = Artifacts(config)
-    artifacts.versions(version_rows(log.records()))
-    pictures = {"Reward": report.reward_png, "Who was busy when": report.timeline_png}
-    note = f"To look closer at the timeline: {report.timeline_html.name}, among the run's artifacts in MLflow."
-    artifacts.report(report.figures, pictures, note)

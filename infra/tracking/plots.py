@@ -23,11 +23,11 @@ from rl.records import Record, Rollback, Settle, Step
 from rl.trajectory import Span
 
 INK, FAINT, BUBBLE = "#262626", "#8c8c8c", "#e6e6e6"
-BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, OLIVE = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#999933",
+BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, OLIVE, WINE = (
+    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#999933", "#882255",
 )  # fmt: skip
 STAGES = {
-    "train": BLUE, "swap": VERMILION, "push": PURPLE, "wait": BUBBLE,
+    "train": BLUE, "swap": VERMILION, "push": PURPLE, "restore": WINE, "wait": BUBBLE,
     "generate": GREEN, "environment": ORANGE, "reset": SKY, "score": OLIVE,
 }  # fmt: skip
 HELD_OUT = (VERMILION, GREEN, PURPLE, ORANGE)

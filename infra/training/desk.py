@@ -27,6 +27,7 @@ from infra.store.objects import ObjectStore
 from infra.store.reader import LogReader
 from infra.store.weights import WeightStore
 from infra.training.batches import Batch
+from infra.training.bells import Bells
 from infra.training.leader import Leader
 from infra.training.publish import Checkpoints, PublishTimeout
 from infra.training.roster import Roster
@@ -47,6 +48,8 @@ INFRASTRUCTURE = (StoreError, ProxyUnavailable, SwapTimeout, PublishTimeout, Fen
 """What says nothing about the job: it is tried again."""
 OWN = Corrupt | NotFound
 """Of these, what another try does not mend."""
+UNASKED_S = 3.0
+"""Between two looks for a batch whose arrival nobody told."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Shop:
     work_dir: Path
     roster: Roster
     turns: Turns
+    bells: Bells
     proxy_url: str
     key: Callable[[str], str | None]
     """Of the role `control`, by the name under which a policy is served."""
@@ -91,7 +95,8 @@ class Outcome:
 
 
 class Desk:
-    """Starts at once. `stretch` says how much longer than usual to wait between two looks for a batch."""
+    """Starts at once. `stretch` says how much longer than usual to wait between two looks for a batch, unless something
+    is told to have arrived."""
 
     def __init__(self, id: str, config: RunConfig, shop: Shop, stretch: Callable[[], float]) -> None:
         self.id, self.config, self._shop, self._stretch = id, config, shop, stretch
@@ -100,6 +105,7 @@ class Desk:
         self.steps = 0
         """Committed, or on their way, since it started."""
         self._stop = threading.Event()
+        self._bell = shop.bells.hang(id)
         self._leader: Leader | None = None
         self._work_dir = shop.work_dir / config.prefix.replace("/", ".")
         self._cache = self._work_dir / "cache"
@@ -109,6 +115,7 @@ class Desk:
     def stop(self) -> None:
         """Let go of the job. Returns at once; from any thread."""
         self._stop.set()
+        self._bell.set()
         if (leader := self._leader) is not None:
             leader.stop()
         self._shop.turns.withdraw(self.id)
@@ -128,6 +135,7 @@ class Desk:
         except BaseException as raised:
             error = self._told(raised)
         key = self.config.prefix
+        self._shop.bells.take_down(self.id, self._bell)
         self._shop.turns.errand(lambda: self._shop.roster.forget(key))
         shutil.rmtree(self._work_dir, ignore_errors=True)
         self.outcome = Outcome(error)
@@ -208,7 +216,9 @@ class Desk:
         return answer.result()
 
     def _pause(self, seconds: float) -> None:
-        self._stop.wait(seconds * self._stretch())
+        """Until something arrives for the job; under alpha 0 there is nothing else that a look could find."""
+        self._bell.wait(max(seconds, UNASKED_S) if self.config.mode.alternates else seconds * self._stretch())
+        self._bell.clear()
         self._check()
 
     def _check(self) -> None:

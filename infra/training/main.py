@@ -39,7 +39,6 @@ from infra.training.loop import Feed, Stopped, exit_code
 from infra.training.publish import Checkpoints
 from infra.training.snapshot import Snapshots
 from infra.training.takeover import Takeover
-from rl.config.load import loads
 from rl.config.run import RunConfig
 from rl.errors import ConfigError, RollmillError
 
@@ -71,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        config = _read(arguments.config)
+        config = setup.read_config(RunConfig, arguments.config)
         if config.training.processes > 1 and "WORLD_SIZE" not in os.environ:
             given = [str(arguments.config), "--proxy-url", arguments.proxy_url]
             return launch(config.training.processes, "infra.training.main", given)
@@ -82,13 +81,6 @@ def main(argv: list[str] | None = None) -> int:
         last_words(f"trainer: {type(error).__name__}", error)
         return exit_code(error)
     return 0
-
-
-def _read(path: Path) -> RunConfig:
-    try:
-        return loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: can not be read: {error}") from error
 
 
 def train(config: RunConfig, proxy_url: str, directory: Path) -> None:

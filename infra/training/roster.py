@@ -46,30 +46,39 @@ class Counts:
 
 
 class Member:
-    """One tenant in memory, at one version."""
+    """One tenant in memory, at one version. TRL's trainer, which takes longer than an adapter, is made for its first
+    step: by then others roll out."""
 
     def __init__(
         self, config: RunConfig, adapters: Adapters, base: Path, work_dir: Path, version: int, saved: Path | None
     ) -> None:
         """`saved` is the state directory of `version`; None makes the adapter of version 0."""
         self.version = version
+        self._config, self._base, self._work_dir = config, base, work_dir
         self._saved, self._snapshots = saved, Snapshots()
         self._window: Window | None = None
         self._figures: dict[str, float] = {}
-        model = adapters.add(config)
-        self.adapter = str(model.active_adapter)
+        self._trainer: grpo.Trainer | None = None
+        self._model = adapters.add(config)
+        self.adapter = str(self._model.active_adapter)
         try:
             if saved is not None:
-                state.load_weights(model, saved / "model")
-            self._trainer = grpo.Trainer(
-                config, model, setup.load_tokenizer(base), grpo.arguments(config, 1, work_dir, 60), self, self._load
-            )
+                state.load_weights(self._model, saved / "model")
         except BaseException:
             adapters.remove(self.adapter)
             raise
 
+    def prepare(self) -> None:
+        """For steps."""
+        if self._trainer is None:
+            activate(self._model, self.adapter)
+            tokenizer = setup.load_tokenizer(self._base)
+            settings = grpo.arguments(self._config, 1, self._work_dir, 60)
+            self._trainer = grpo.Trainer(self._config, self._model, tokenizer, settings, self, self._load)
+
     def train(self, window: Window) -> dict[str, float]:
-        """One optimizer step; the figures of its window."""
+        """One optimizer step; the figures of its window. `prepare` first."""
+        assert self._trainer is not None
         self._window = window
         self._trainer.train()
         self.version = window.version
@@ -77,10 +86,12 @@ class Member:
 
     def copy(self) -> Snapshot:
         """The version that it is at. Good until the next one."""
+        activate(self._model, self.adapter)
         trainer = self._trainer
-        activate(trainer.model, self.adapter)
+        if trainer is None:
+            return self._snapshots.take(self.version, self._model)
         optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        return self._snapshots.take(self.version, trainer.model, optimizer, trainer.lr_scheduler)
+        return self._snapshots.take(self.version, self._model, optimizer, trainer.lr_scheduler)
 
     # -- what its trainer asks (`grpo.Source`, `grpo.StateLoader`) -------------------------------------
 
@@ -93,7 +104,7 @@ class Member:
 
     def _load(self, optimizer: Optimizer, scheduler: LRScheduler) -> None:
         if self._saved is not None:
-            state.load_trainer(self._saved / "trainer", self.version, self._trainer.model, optimizer, scheduler)
+            state.load_trainer(self._saved / "trainer", self.version, self._model, optimizer, scheduler)
 
 
 class Roster:
@@ -137,10 +148,17 @@ class Roster:
         are the keys of those who will be next."""
         self._check_thread()
         if self.holds(config.prefix, version):
-            return self._members[config.prefix]
-        saved = fetch()
-        self.counts.restores += 1
-        return self._enter(config, version, saved, waiting)
+            member = self._members[config.prefix]
+        else:
+            saved = fetch()
+            self.counts.restores += 1
+            member = self._enter(config, version, saved, waiting)
+        try:
+            member.prepare()
+        except BaseException:
+            self.forget(config.prefix)
+            raise
+        return member
 
     def update(self, config: RunConfig, member: Member, window: Window) -> tuple[dict[str, float], Snapshot]:
         """One step of a tenant: its figures, and the version that it made. Whatever it raises, the tenant is not here

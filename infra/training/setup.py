@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,16 +22,28 @@ import transformers
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl.errors import RollmillError
+from rl.config.base import Section
+from rl.config.load import loads_as
+from rl.errors import ConfigError, RollmillError
 from rl.stream import derive_seed
 
 # here and not by environment variables, which the hub's client reads when it is first imported, by whomever
 constants.HF_HUB_OFFLINE = True
 constants.HF_HUB_DISABLE_TELEMETRY = True
 
+S = TypeVar("S", bound=Section)
+
 
 class ModelUnreadable(RollmillError):
     """A model directory that transformers can not load."""
+
+
+def read_config(kind: type[S], path: Path) -> S:
+    """A resolved configuration that was written for this process. Raises ConfigError."""
+    try:
+        return loads_as(kind, path.read_text(), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: can not be read: {error}") from error
 
 
 def prepare_process(threads: int) -> None:

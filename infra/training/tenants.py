@@ -2,6 +2,7 @@
 
     main thread      the base, all adapters, every update, one after another (`infra.training.turns`, `.roster`)
     manager thread   the job book (`infra.training.manager`)
+    bell thread      what arrived, and whose desk it wakes (`infra.training.bells`)
     desk threads     one for each job: batches, versions, engines (`infra.training.desk`)
 
 Runs until it is told to stop (SIGTERM). Exit code 4: a named error, one line on stderr; whatever the moment of its
@@ -25,24 +26,27 @@ from infra.compute.lifeline import die_with_parent, last_words
 from infra.compute.scratch import scratch
 from infra.proxy.auth import tenant_key
 from infra.proxy.secret import control_key
+from infra.store.arrivals import Arrivals
 from infra.store.directories import pull_directory
 from infra.store.errors import StoreUnavailable
 from infra.store.jobs import JobBook
 from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
 from infra.training import setup
+from infra.training.bells import Bells
 from infra.training.blame import Blame
 from infra.training.desk import Shop
 from infra.training.loop import exit_code
 from infra.training.manager import Manager
 from infra.training.roster import Roster
 from infra.training.turns import Turns
-from rl.config.load import loads_as
 from rl.config.tenants import ServiceConfig
-from rl.errors import ConfigError, RollmillError
+from rl.errors import RollmillError
 
 PERIOD_S = 1.0
 """Between two looks at the job book."""
+LISTEN_S = 0.1
+"""Between two looks at what arrived."""
 CLOSE_S = 20.0
 """How long an ending trainer waits for its desks."""
 
@@ -59,18 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        train(_read(arguments.service), arguments.trainer, arguments.proxy_url, arguments.service.resolve().parent)
+        service = setup.read_config(ServiceConfig, arguments.service)
+        train(service, arguments.trainer, arguments.proxy_url, arguments.service.resolve().parent)
     except RollmillError as error:
         last_words(f"trainer {arguments.trainer}: {type(error).__name__}", error)
         return exit_code(error)
     return 0
-
-
-def _read(path: Path) -> ServiceConfig:
-    try:
-        return loads_as(ServiceConfig, path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: can not be read: {error}") from error
 
 
 def train(
@@ -88,15 +86,20 @@ def train(
         blame = Blame(directory / f"trainer-{number}.turn")
         turns = Turns(service.queue.slack, service.queue.patience, blame)
         roster = Roster(base, service.model.dtype, service.resident, work_dir / "roster")
-        shop = Shop(store, weights.beside, base, work_dir, roster, turns, proxy_url, _key)
+        bells = Bells(Arrivals(store, service.name).look)
+        shop = Shop(store, weights.beside, base, work_dir, roster, turns, bells, proxy_url, _key)
         manager = Manager(service, number, JobBook(store, service.name), shop, blame)
         stack.callback(manager.close, CLOSE_S)
         stack.callback(turns.close)
-        watch = stack.enter_context(_Watch(manager.look))
+        watches = [
+            stack.enter_context(_Watch("manager", manager.look, PERIOD_S)),
+            stack.enter_context(_Watch("bells", bells.listen, LISTEN_S)),
+        ]
         log.info("trainer %d: up to %d jobs in memory", number, service.resident)
         while not stop.is_set():
             turns.serve(PERIOD_S / 2)
-            watch.check()
+            for watch in watches:
+                watch.check()
 
 
 def _key(name: str) -> str | None:
@@ -106,12 +109,13 @@ def _key(name: str) -> str | None:
 
 
 class _Watch:
-    """Calls `look` again and again on a thread of its own, for as long as the block lasts."""
+    """Calls `look` every `period_s` on a thread of its own, for as long as the block lasts."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look, self._ended = look, threading.Event()
+    def __init__(self, name: str, look: Callable[[], None], period_s: float) -> None:
+        self._name, self._look, self._period_s = name, look, period_s
+        self._ended = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="manager", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> _Watch:
         self._thread.start()
@@ -132,8 +136,8 @@ class _Watch:
                 try:
                     self._look()
                 except StoreUnavailable as error:  # for a while: the service itself gives up, if that is to be
-                    log.warning("the job book can not be read: %s", error)
-                self._ended.wait(PERIOD_S)
+                    log.warning("%s: %s", self._name, error)
+                self._ended.wait(self._period_s)
         except BaseException as error:
             self._failure = error
 

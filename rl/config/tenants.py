@@ -159,8 +159,11 @@ class Job(Section):
     lora: LoraSection = LoraSection()
     """The adapter."""
     training: TrainingSection = TrainingSection()
+    """How far, with how much in a step, by which algorithm."""
     rollout: RolloutSection = RolloutSection()
+    """Lengths, temperature, tries."""
     staleness: StalenessSection = StalenessSection(alpha=ALPHA)
+    """0 rolls out only under the newest version, 1 and more also while it trains."""
     evaluation: EvaluationSection = EvaluationSection()
     """What `rollmill evaluate` plays; the service itself evaluates nothing."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import time
@@ -12,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
+from mlflow import MlflowClient
 
 from flows.tenant_service import Tenants, load_service
 from flows.tenants import find_service
@@ -23,7 +26,7 @@ from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import find, wait_until
+from tests.flows.test_runs import descendants, find, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,10 +46,20 @@ def own(**domain: Any) -> list[dict[str, Any]]:
     return [{"name": "own", "environment": "frozen_lake", "max_turns": 4} | domain]
 
 
+def sets_of(name: str, *more: str) -> list[str]:
+    """Later ones in the place of earlier ones of the same field, or of its section."""
+    roots = {one.partition("=")[0] for one in more}
+    kept = [one for one in SETS if one.partition("=")[0].partition(".")[0] not in roots]
+    return [f"name={name}", *kept, *more]
+
+
 @contextmanager
-def serving(rollmill: Rollmill, name: str, *more: str) -> Iterator[tuple[Tenants, subprocess.Popen[str], Path]]:
+def serving(
+    rollmill: Rollmill, name: str, *more: str, start_s: float = 300
+) -> Iterator[tuple[Tenants, subprocess.Popen[str], Path]]:
     """The service in a process of its own, up; what it says goes to the file."""
-    sets = [part for value in (f"name={name}", *SETS, *more) for part in ("--set", value)]
+    values = sets_of(name, *more)
+    sets = [part for value in values for part in ("--set", value)]
     said = rollmill.home / f"{name}-{time.monotonic_ns()}.out"
     with said.open("w") as output:
         process = subprocess.Popen(
@@ -54,9 +67,9 @@ def serving(rollmill: Rollmill, name: str, *more: str) -> Iterator[tuple[Tenants
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
     try:
-        wait_until(lambda: "is up" in said.read_text() or process.poll() is not None, "the service")
+        wait_until(lambda: "is up" in said.read_text() or process.poll() is not None, "the service", start_s)
         assert process.poll() is None, said.read_text()
-        service = load_service("lake", [f"name={name}", *SETS, *more])
+        service = load_service("lake", values)
         yield Tenants(find_service(ObjectStore.connect(service.store), name)), process, said
     finally:
         process.send_signal(signal.SIGINT)
@@ -102,8 +115,31 @@ def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_al
         rows = {row.job: row for row in tenants.figures()}
         assert all(rows[f"{t}/lake"].time_to_first_step for t in ("ann", "cyd")), rows
         assert sum(row.cost_share or 0 for row in rows.values()) == pytest.approx(1)
+        for tenant in ("ann", "cyd"):
+            wait_until(lambda t=tenant: store.exists(f"{t}/lake/report/report.json"), f"the report of {tenant}")
+            told = json.loads(store.get(f"{tenant}/lake/report/report.json"))["figures"]
+            told = {figure["name"]: figure["value"] for figure in told}
+            assert told["versions"] == 3 and 0 <= told["trainer_idle"] <= 1, told
+            assert store.get(f"{tenant}/lake/report/reward.png").startswith(b"\x89PNG")
+        assert not list(store.keys("bob/lake/report/")), "it learned nothing"
+        wait_until(lambda: {"reward.png", "timeline.png"} <= mlflow_files("ann/lake"), "the pictures in MLflow")
+        wait_until(lambda: prefect_artifact(rollmill, "report-ann-lake"), "the report in Prefect")
     assert process.returncode in (0, 130), said.read_text()
     assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+def mlflow_files(run: str) -> set[str]:
+    """Artifacts of a run in MLflow."""
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`rollmill.run` = '{run}'")
+    return {file.path for one in found for file in client.list_artifacts(one.info.run_id)}
+
+
+def prefect_artifact(rollmill: Rollmill, key: str) -> str:
+    """What Prefect's UI shows under this key."""
+    answer = httpx.get(f"{rollmill.env['PREFECT_API_URL']}/artifacts/{key}/latest", trust_env=False)
+    return str(answer.json()["data"]) if answer.status_code == 200 else ""
 
 
 @pytest.mark.full
@@ -193,3 +229,44 @@ def test_a_service_whose_processes_are_killed_goes_on_from_the_store(rollmill: R
         for tenant in ("kim", "lou", "max"):
             assert tenants.wait(f"{tenant}/lake", 300).state == "done", said.read_text()
             assert [s.version for s in steps_of(store, f"{tenant}/lake")] == list(range(13))
+
+
+FLEET = "pools={type: local, compute_gpu: 2, bandwidth_gpu: 2, cpu: 64, lambda: 8}"
+
+
+@pytest.mark.full
+def test_a_service_on_a_fleet_outlives_an_engine(rollmill: Rollmill):
+    name = "tenants-fleet"
+    instances = "engine.instances={compute_gpu: 1, bandwidth_gpu: 1}"
+    with serving(rollmill, name, FLEET, instances, "trainers=1", "restarts.engine=1") as (tenants, process, said):
+        store = ObjectStore.connect(tenants.service.store)
+        base = base_of(store, name)
+        tenants.submit(job("nia", steps=8))
+        tenants.submit(job("oto", steps=8, domains=own(runs_on="compute_gpu")))
+        wait_until(lambda: all(len(steps_of(store, f"{t}/lake")) > 1 for t in ("nia", "oto")), "first steps")
+        hosts = [p for p in descendants(process) if "infra.engines.process" in " ".join(p.cmdline())]
+        assert len(hosts) == 2 and find(process, "infra.proxy.main") is not None
+        hosts[0].kill()
+        for tenant in ("nia", "oto"):
+            assert tenants.wait(f"{tenant}/lake", 300).state == "done", said.read_text()
+            assert [s.version for s in steps_of(store, f"{tenant}/lake")] == list(range(9))
+        for row in tenants.figures():
+            assert row.logprob_gap is not None and row.logprob_gap < 1e-3, "each has its own adapter on every engine"
+        assert base_of(store, name) == base
+        assert tenants.utilisation()["engines"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1600)
+def test_a_service_on_vllm(rollmill: Rollmill):
+    name = "tenants-vllm"
+    engine = "engine={type: vllm, instances: {bandwidth_gpu: 1}, max_batch: 16, max_adapters: 4}"
+    with serving(rollmill, name, FLEET, engine, "running=4", "trainers=1", start_s=900) as (tenants, _, said):
+        store = ObjectStore.connect(tenants.service.store)
+        for n, rank in enumerate((2, 4, 8)):
+            tenants.submit(job(f"v{n}", steps=2, lora={"rank": rank}))
+        for n in range(3):
+            assert tenants.wait(f"v{n}/lake", 600).state == "done", said.read_text()
+            assert [s.version for s in steps_of(store, f"v{n}/lake")] == [0, 1, 2]
+        for row in tenants.figures():
+            assert row.logprob_gap is not None and row.logprob_gap < 1e-3, row

@@ -15,6 +15,7 @@ from typing import Any
 from infra.proxy.auth import tenant_key
 from infra.proxy.secret import CONTROL_KEY
 from infra.services.endpoints import S3Endpoint
+from infra.store.arrivals import Arrivals
 from infra.store.buffer import SampleBuffer
 from infra.store.directories import push_directory
 from infra.store.jobs import JobBook
@@ -87,7 +88,7 @@ class Market:
         self.book = JobBook(self.store, self.service.name)
         self.file = work / "service.json"
         self.file.write_text(dumps(self.service))
-        self._sealed = 0
+        self._arrivals, self._sealed = Arrivals(self.store, self.service.name), 0
 
     def job(self, tenant: str, name: str = "job", **changes: Any) -> Job:
         tree: dict[str, Any] = {
@@ -117,6 +118,7 @@ class Market:
         for at in range(0, len(groups), 3):
             buffer.seal(groups[at : at + 3], "rollout", self._sealed)
             self._sealed += 1
+        self._arrivals.tell({f"{config.tenant}/{config.name}": self._sealed})
 
     def entry(self, job: Job) -> Entry:
         return JobBook(self.store, self.service.name).sync().entry(job.id)
