@@ -43,9 +43,10 @@ def serve(
     with services():
         from flows.quiet import quiet_failures
         from flows.tenants import serve as serve_flow
+        from flows.told import run_flow
 
         quiet_failures()
-        serve_flow(settled.name, settled, until_idle=until_idle, console=console)
+        run_flow(serve_flow, settled.name, settled, until_idle=until_idle, console=console)
 
 
 @app.command()

@@ -28,6 +28,7 @@ from flows.flow_runs import ends_with_its_run, sign
 from flows.playing import BudgetSpent, Playing, Usage
 from flows.quiet import quiet_failures
 from flows.rollout import served
+from flows.told import leaving, run_flow
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
 from infra.proxy.auth import tenant_key
@@ -263,11 +264,12 @@ def main(service_file: Path, scheduler: str, proxy_url: str) -> None:
     runner: Any = ThreadPoolTaskRunner(max_workers=most // 2 + 8)  # a thread for each group, of two at least
     lease = run_key(service.host, dumps(service.host), proxy_url)
     try:
-        rollout.with_options(task_runner=runner)(service.name, str(service_file), scheduler, proxy_url, lease)
+        flow = rollout.with_options(task_runner=runner)
+        run_flow(flow, service.name, str(service_file), scheduler, proxy_url, lease)
     except RollmillError as error:
         last_words("rollout", error)
         raise SystemExit(NAMED) from None
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    leaving(lambda: typer.run(main))
