@@ -187,7 +187,7 @@ def apart(store: ObjectStore, work: Path, model: Path, rounds: int) -> list[Figu
     proxied, figures = Proxied(store, f"{model.parent.name}-apart", model, work, apart=True), []
     sides: dict[str, Side] = {"proxy": proxied, "engine": Direct(proxied), "within": Bare(model)}
     try:
-        for name, shape, trajectories, goal in (("", CALCULATOR, 256, 0.95), ("_12", TWICE, 128, None)):
+        for name, shape, trajectories, goal in (("", CALCULATOR, 160, 0.95), ("_12", TWICE, 80, None)):
             found = played(f"apart{name}", sides, shape, rounds, trajectories)
             figures += speeds(f"tokens_per_s_ratio{name}", found["proxy"], found["engine"], goal)
             figures += added(f"latency_added_p50_ms{name}", found["proxy"], found["engine"], goal and 3.0)
