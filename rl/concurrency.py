@@ -6,6 +6,7 @@ full; how many more depends on the environments and changes with the tenants. So
     keys and values do not fit (something was preempted, or their room is nearly full)   fewer, by a quarter
     a whole batch waits behind the one that runs                                          fewer, by an eighth
     all that may be are in flight, and little waits                                       more, by an eighth
+    the same, before anything ever waited, with ample room for keys and values            twice as many
 
 Invariants: never below `least`, so that the largest group can start, and never above `most`; equal looks give equal
 answers. Pure.
@@ -19,6 +20,8 @@ FULL = 0.95
 """Share of the room for keys and values above which it counts as full."""
 LITTLE = 0.25
 """Share of the engines' slots that may wait while more is started."""
+AMPLE = 0.5
+"""Share of the room for keys and values up to which as much again would fit."""
 USED = 0.9
 """Share of the present limit from which on more of it could be of use."""
 
@@ -47,16 +50,21 @@ class Concurrency:
         self._slots, self._least, self._most = slots, least, most
         self.limit = min(most, max(least, slots))
         self._preempted: int | None = None
+        self._waited = False
+        """Whether ever more than a little waited, or something did not fit."""
 
     def look(self, load: Load) -> int:
         """The limit from now on."""
         known, self._preempted = self._preempted, load.preempted
-        if (known is not None and load.preempted > known) or load.kv_usage > FULL:
+        unfit = (known is not None and load.preempted > known) or load.kv_usage > FULL
+        self._waited = self._waited or unfit or load.waiting > LITTLE * self._slots
+        if unfit:
             wanted = self.limit - max(1, self.limit // 4)
         elif load.waiting > self._slots:
             wanted = self.limit - max(1, self.limit // 8)
         elif load.in_flight >= USED * self.limit and load.waiting <= LITTLE * self._slots:
-            wanted = self.limit + max(1, self.limit // 8)
+            first = not self._waited and load.kv_usage <= AMPLE
+            wanted = 2 * self.limit if first else self.limit + max(1, self.limit // 8)
         else:
             wanted = self.limit
         self.limit = min(self._most, max(self._least, wanted))

@@ -43,6 +43,15 @@ def test_what_does_not_fit_is_started_less():
     assert found.look(Load(32, 0, 4, 0.99)) < 0.7 * before
 
 
+def test_it_is_widened_quickly_until_something_waits_for_the_first_time():
+    found = Concurrency(32, 4, 1000)
+    assert [found.look(Load(found.limit, 0, 0, 0.1)) for _ in range(3)] == [64, 128, 256]
+    assert found.look(Load(256, 20, 0, 0.1)) == 256, "enough"
+    assert found.look(Load(256, 0, 0, 0.1)) == 288, "from then on with care"
+    tight = Concurrency(32, 4, 1000)
+    assert tight.look(Load(32, 0, 0, 0.6)) == 36, "as much again would not fit"
+
+
 def test_unused_room_is_not_widened():
     found = Concurrency(32, 4, 1000)
     assert [found.look(Load(3, 0, 0, 0.0)) for _ in range(5)] == [32] * 5
