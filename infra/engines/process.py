@@ -5,7 +5,6 @@
 Invariants
 - It ends with the task that started it, whatever ends that, and takes its vLLM with it.
 - It ends with code 1, to be started anew, when its engine is broken or the proxy has taken it out.
-- A version's files are used where the proxy has them, if they are on this machine, else pulled from the store.
 - Keys are in the environment alone.
 """
 
@@ -33,11 +32,10 @@ from infra.compute.scratch import scratch
 from infra.engines.errors import EngineClosed, EngineDidNotStart
 from infra.engines.host import make_host
 from infra.engines.launch import Started, start_engine
+from infra.engines.sources import Sources
 from infra.proxy.listen import Server, bind, listen
 from infra.proxy.secret import CONTROL_KEY
-from infra.proxy.versions import VersionSource
 from infra.store.directories import pull_directory
-from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from infra.store.weights import WeightStore
 from rl.config.load import loads
@@ -63,25 +61,14 @@ def run(config: RunConfig, name: str, hardware: str, proxy: str, host: str, work
         contextlib.closing(WeightStore.open(config.weights, store)) as weights,
     ):
         base = pull_directory(store, config.base_prefix, None, own / "base")
-        sources: dict[str, VersionSource] = {}
+        sources = Sources(config, store, weights.pull, own / "states")
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
-
-        async def fetch(tenant: str, version: int, directory: str) -> Path:
-            if Path(directory).is_dir():
-                return Path(directory)
-            if tenant not in sources:
-                prefix = prefix_of(config, tenant)
-                log = CommitLog(store, prefix, f"engine-{uuid.uuid4().hex[:8]}")
-                states = own / "states" / (tenant or "whole")
-                sources[tenant] = VersionSource(log, prefix, config.policy, states, weights.pull)
-            source = sources[tenant]
-            return await source.directory(await source.look(), version)
 
         async def main() -> None:
             try:
                 async with start_engine(config, hardware, base, own, stop) as started:
-                    server = Server(make_host(started.engine, key, fetch))
+                    server = Server(make_host(started.engine, key, sources.directory))
                     listen(listener)
                     serving = asyncio.create_task(server.serve(sockets=[listener]))
                     try:
@@ -91,16 +78,10 @@ def run(config: RunConfig, name: str, hardware: str, proxy: str, host: str, work
                         await started.engine.close()  # what is in flight ends, so that the server can
                         await serving
             finally:
-                for source in sources.values():
-                    source.close()
+                sources.close()
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
-
-
-def prefix_of(config: RunConfig, tenant: str) -> str:
-    """Where the versions of a policy lie: of this run's own, or of a job of the service whose host it is."""
-    return config.prefix if tenant == config.served_as else f"{tenant.replace('.', '/', 1)}/"
 
 
 async def _report(
