@@ -24,6 +24,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import BoundedSemaphore
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -72,7 +73,7 @@ class SampleBuffer:
         self._taken: set[Uid] = set()
         self._pool = ThreadPoolExecutor(READERS)
         # any number of threads seal; more at once than there are cores would only take each other's caches
-        self._encoders = ThreadPoolExecutor(os.cpu_count())
+        self._encoding = BoundedSemaphore(os.cpu_count() or 1)
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -88,7 +89,8 @@ class SampleBuffer:
         if not _WRITER.fullmatch(writer):
             raise ValueError(f"writer {writer!r} is not a plain name")
         key = f"groups/{versions.pop():010d}/{writer}-{seq:06d}.parquet"
-        body = self._encoders.submit(schema.encode, groups).result()
+        with self._encoding:
+            body = schema.encode(groups)
         # The content is the nonce: a second sealing of equal groups is ours, whoever did the first.
         if not self._store.create(self._prefix + key, body, hashlib.sha256(body).hexdigest()):
             there = {candidate.uid for candidate in self._read(key).candidates}
