@@ -20,7 +20,8 @@ from time import monotonic
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import httpx
-from prefect.context import SettingsContext, get_settings_context
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import FlowRunContext, SettingsContext, get_settings_context
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import CancelledRun
 from prefect.logging.handlers import APILogWorker
@@ -81,6 +82,8 @@ class _End(Generic[T]):
     """By returning `value`."""
     value: T | None = None
     error: Exception | None = None
+    hurry: SettingsContext | None = None
+    """In which Prefect's engine tells the end to a server that is away: by one try."""
 
 
 _end: ContextVar[_End[Any] | None] = ContextVar("_end", default=None)
@@ -97,10 +100,19 @@ def noted(body: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             end.error = error
             raise
+        finally:
+            context = FlowRunContext.get()
+            if context is not None and isinstance(context.client, SyncPrefectClient):
+                end.hurry = None if ask(context.client.hello) else _hurry()
         end.over = True
         return end.value
 
     return noting
+
+
+def _hurry() -> SettingsContext:
+    here = get_settings_context()
+    return SettingsContext(profile=here.profile, settings=_brief(here.settings)).__enter__()
 
 
 def run_flow(flow: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -123,6 +135,8 @@ def run_flow(flow: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         print(f"Prefect's server at {where} does not answer, and was not told that this ended", file=sys.stderr)
         return end.value  # type: ignore[return-value]
     finally:
+        if end.hurry is not None:
+            end.hurry.__exit__()
         _end.reset(token)
 
 
