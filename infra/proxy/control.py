@@ -12,8 +12,6 @@ Invariants
 - A suspension ends within `deadlines.control`, by resume or by the watchdog, also when the trainer is dead.
 - A generation of a trajectory that started before `oldest_viable` ends and a later one is refused, except in
   evaluation.
-- A cancelled trajectory is refused from its next turn on. Its name may come again: a prompt that is no longer
-  than the last one seen starts a new episode (a turn only ever appends), and is served.
 - Whatever ends a request - result, refusal, deadline, a client that went away - frees its place in the engine.
 """
 
@@ -22,65 +20,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Engine, Generation, Sampling
 from infra.proxy.admission import Places
 from infra.proxy.fleet import Fleet, Origin, Overloaded
+from infra.proxy.flights import Flights
 from infra.proxy.metrics import Metrics
-from infra.proxy.refusals import Denied
+from infra.proxy.refusals import Denied, Refused
 from infra.proxy.versions import LogView, VersionSource
 from infra.proxy.wire import GenerateBody, Status
 from rl.config.run import RunConfig
 from rl.errors import Fenced, RollmillError
 
-SESSIONS = 100_000
-"""Trajectories remembered, the most recent ones."""
-
 logger = logging.getLogger(__name__)
-
-Reason = Literal["stale", "cancelled", "unavailable"]
-
-
-class Refused(RollmillError):
-    """A generation that was refused or ended, for a reason that the client is told."""
-
-    def __init__(self, reason: Reason, detail: str):
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
-
-    def __str__(self) -> str:
-        return self.detail
 
 
 class UnknownFence(RollmillError):
     """A fence that is in nobody's hands: the commit log does not name it."""
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One request in flight."""
-
-    body: GenerateBody
-    task: asyncio.Task[Any]
-    """The one that waits for it."""
-    refusal: Refused | None = None
-
-    def end(self, refusal: Refused) -> None:
-        if self.refusal is None:
-            self.refusal = refusal
-            self.task.cancel()
-
-
-@dataclass(slots=True)
-class Session:
-    """What is remembered of a trajectory between its turns."""
-
-    prompt_length: int = 0
-    cancelled: bool = False
 
 
 @dataclass
@@ -102,8 +60,7 @@ class Proxy:
         self.tenant = self.config.served_as
         self.places = Places.of(self.config, self.tenant)
         self._serial = 0
-        self._flights: dict[str, Flight] = {}
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._flights = Flights()
         self._open = asyncio.Event()
         self._open.set()
         self._suspended_at: float | None = None
@@ -120,43 +77,22 @@ class Proxy:
             return generation
 
     async def _generate(self, body: GenerateBody) -> Generation:
-        self._check(body)
-        if (earlier := self._flights.get(body.request)) is not None:
-            earlier.end(Refused("cancelled", f"request {body.request} was sent again"))
-        task = asyncio.current_task()
-        assert task is not None
-        flight = self._flights[body.request] = Flight(body, task)
-        try:
-            async with asyncio.timeout(self.config.deadlines.generate):
-                return await self._run(body)
-        except asyncio.CancelledError:
-            if flight.refusal is None:
-                raise
-            task.uncancel()
-            raise flight.refusal from None
-        except TimeoutError:
-            seconds = self.config.deadlines.generate
-            raise Refused("unavailable", f"no result within deadlines.generate ({seconds:g} s)") from None
-        finally:
-            if self._flights.get(body.request) is flight:
-                del self._flights[body.request]
+        self.check_tenant(body.tenant)
+        self._flights.admit(body)
+        if (refusal := self._stale(body)) is not None:
+            raise refusal
+        with self._flights.flying(body):
+            try:
+                async with asyncio.timeout(self.config.deadlines.generate):
+                    return await self._run(body)
+            except TimeoutError:
+                seconds = self.config.deadlines.generate
+                raise Refused("unavailable", f"no result within deadlines.generate ({seconds:g} s)") from None
 
     def check_tenant(self, tenant: str) -> None:
         """Raise Denied (403) for another tenant of a shared engine."""
         if self.shared and tenant != self.tenant:
             raise Denied("forbidden", 403, f"tenant: the key is that of {self.tenant!r}, not of {tenant!r}")
-
-    def _check(self, body: GenerateBody) -> None:
-        self.check_tenant(body.tenant)
-        session = self._sessions.setdefault(body.trajectory, Session())
-        self._sessions.move_to_end(body.trajectory)
-        if len(self._sessions) > SESSIONS:
-            self._sessions.popitem(last=False)
-        if session.cancelled and len(body.token_ids) > session.prompt_length:
-            raise Refused("cancelled", f"trajectory {body.trajectory} was cancelled")
-        session.cancelled, session.prompt_length = False, len(body.token_ids)
-        if self._stale(body):
-            raise self._stale_refusal(body)
 
     async def _run(self, body: GenerateBody) -> Generation:
         async with self.places.place(body.tenant, body.domain):
@@ -179,21 +115,15 @@ class Proxy:
         except Overloaded as error:
             raise Refused("unavailable", str(error)) from error
 
-    def _stale(self, body: GenerateBody) -> bool:
-        return body.start_version < self.oldest_viable and not body.evaluation
-
-    def _stale_refusal(self, body: GenerateBody) -> Refused:
+    def _stale(self, body: GenerateBody) -> Refused | None:
+        if body.start_version >= self.oldest_viable or body.evaluation:
+            return None
         began = f"trajectory {body.trajectory} started under version {body.start_version}"
         return Refused("stale", f"{began}; {self.oldest_viable} is the oldest that can be trained")
 
     def abort(self, trajectory: str) -> int:
         """End what the trajectory has in flight and refuse its next turn; how many were in flight."""
-        if (session := self._sessions.get(trajectory)) is not None:
-            session.cancelled = True
-        flights = [f for f in self._flights.values() if f.body.trajectory == trajectory]
-        for flight in flights:
-            flight.end(Refused("cancelled", f"trajectory {trajectory} was cancelled"))
-        return len(flights)
+        return self._flights.cancel(trajectory)
 
     # -- control -----------------------------------------------------------------------------------------------
 
@@ -256,9 +186,7 @@ class Proxy:
                 await self.engine.publish_adapter(self.tenant, version, directory)
         self.serving, self.oldest_viable, self.prefetched = version, oldest_viable, None
         self.metrics.serving.set(version)
-        for flight in list(self._flights.values()):
-            if self._stale(flight.body):
-                flight.end(self._stale_refusal(flight.body))
+        self._flights.end(self._stale)
 
     async def _guard(self, fence: int) -> LogView:
         """The log as it is now. Raises Fenced or UnknownFence unless this is its newest fence, StoreError."""
@@ -323,7 +251,6 @@ class Proxy:
         if not self.shared:
             await self.engine.close()
             return
-        for flight in list(self._flights.values()):
-            flight.end(Refused("unavailable", f"{self.tenant} is served no more"))
+        self._flights.end(lambda _: Refused("unavailable", f"{self.tenant} is served no more"))
         self._open.set()
         await self.engine.withdraw_adapter(self.tenant)

@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from infra.chat import UnfitConversation
 from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy
-from infra.proxy.control import Refused, UnknownFence
-from infra.proxy.refusals import Denied
+from infra.proxy.control import UnknownFence
+from infra.proxy.refusals import Denied, Refused
 from infra.proxy.versions import UnknownVersion
 from infra.store.errors import StoreUnavailable
 from rl.errors import Fenced, GenerationFailure, RollmillError

@@ -1,8 +1,23 @@
-"""A request that is denied under a name of its own."""
+"""Requests that are refused: by the proxy's state, or under a name of their own."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rl.errors import RollmillError
+
+Reason = Literal["stale", "cancelled", "unavailable"]
+
+
+class Refused(RollmillError):
+    """A generation that was refused or ended, for a reason that the client is told."""
+
+    def __init__(self, reason: Reason, detail: str):
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def __str__(self) -> str:
+        return self.detail
 
 
 class Denied(RollmillError):

@@ -21,8 +21,8 @@ from infra.chat import ChatCodec
 from infra.engines.protocol import Generation
 from infra.proxy.admission import BUSY
 from infra.proxy.auth import digest
-from infra.proxy.control import Proxy, Refused
-from infra.proxy.refusals import Denied
+from infra.proxy.control import Proxy
+from infra.proxy.refusals import Denied, Refused
 from infra.proxy.session_wire import SessionBody, SessionRecord
 from infra.proxy.wire import GenerateBody
 from rl.errors import GenerationFailure
