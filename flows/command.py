@@ -62,7 +62,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     from infra.services.supervisor import AUTO, status, up
     from infra.services.supervisor import down as stop
 
-    _end_well_on_signals()
+    end_well_on_signals()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TQDM_DISABLE", "1")
     given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
@@ -88,7 +88,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
             stop(which=started)
 
 
-def _end_well_on_signals() -> None:
+def end_well_on_signals() -> None:
     """A closed terminal or a plain kill ends the command through its `finally` blocks, too. (In a thread it can not be
     asked for.)"""
     if threading.current_thread() is not threading.main_thread():

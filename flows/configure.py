@@ -14,9 +14,11 @@ import yaml
 
 from envs.registry import make_environment
 from infra.models.sources import check_source
+from infra.proxy.secret import key_of_servers
 from rewards.registry import check_rewards
 from rl.advantages.registry import advantage_function
 from rl.config.base import Section
+from rl.config.engine import VLLMEngineSection
 from rl.config.load import parse_as
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
@@ -57,12 +59,14 @@ def read_section(kind: type[S], source: str, overrides: Mapping[str, Any], folde
 
 def cross_check(config: RunConfig) -> None:
     """What can only be known by loading the user's code: environments, rewards, advantage,
-    and by looking for the model. Raises ConfigError."""
+    and by looking for the model, and for the key of engines elsewhere. Raises ConfigError."""
     for domain in config.domains:
         make_environment(domain)
     check_rewards(config)
     check_source(config.model)
     advantage_function(config.training.advantage)
+    if isinstance(config.engine, VLLMEngineSection) and config.engine.external:
+        key_of_servers()
 
 
 def override(text: str) -> tuple[str, Any]:

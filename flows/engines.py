@@ -1,6 +1,7 @@
-"""`rollmill engine`: which generation engines are here, and getting one.
+"""`rollmill engine`: which generation engines are here, getting one, and running one for a run elsewhere.
 
-Invariants: nothing is installed but by `install`; `check` starts a real server on a model made for it, and ends it.
+Invariants: nothing is installed but by `install`; `check` starts a real server on a model made for it, and ends it;
+`serve` starts what a run starts by itself, and ends with its command.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flows.command import console, one_line_errors
+from flows.command import ConfigArgument, SetOption, console, end_well_on_signals, one_line_errors
+from infra.compute.lifeline import tail
+from infra.services.service import HOST
 
-app = typer.Typer(help="The generation engines: list, install, check.", no_args_is_help=True)
+app = typer.Typer(help="The generation engines: list, install, check, serve.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -71,6 +74,42 @@ def check() -> None:
         began = time.monotonic()
         report = _try(Path(directory))
     console.print(f"[green]ok[/green]  {report} in {time.monotonic() - began:.0f} s in all", highlight=False)
+
+
+@app.command()
+@one_line_errors
+def serve(
+    config: ConfigArgument,
+    port: Annotated[int, typer.Option(help="Where it listens.")] = 8000,
+    host: Annotated[str, typer.Option(help="The address it listens on; other than loopback, of a private net.")] = HOST,
+    model: Annotated[
+        Path | None, typer.Option(help="The run's base: `rollmill export ... base`. Without it, the source's model.")
+    ] = None,
+    overrides: SetOption = [],  # noqa: B006  typer copies it
+) -> None:
+    """vLLM for a run that names this server in `engine.external`, as that run wants it, until it is interrupted. The
+    key is in ROLLMILL_VLLM_KEY, here and there."""
+    from flows.configure import load_config
+    from flows.home import Home
+    from flows.prepare import base_model
+    from infra.engines.errors import EngineClosed
+    from infra.engines.vllm_config import vllm_server
+    from infra.proxy.secret import key_of_servers
+    from rl.config.engine import VLLMEngineSection
+    from rl.errors import ConfigError
+
+    found, home = load_config(config, overrides), Home.default()
+    if not isinstance(found.engine, VLLMEngineSection):
+        raise ConfigError(f"engine.type: {found.engine.type} can not be served; set engine.type=vllm")
+    key, base = key_of_servers(), model or base_model(found, home.models)
+    end_well_on_signals()
+    with vllm_server(found, found.engine, base, home.root / "engines" / str(port), port, key, host=host) as server:
+        console.print(f"starting vLLM with {base}; its log is {server.log}", highlight=False, soft_wrap=True)
+        server.wait_ready()
+        console.print(f"serving at {server.url}: the run names it in engine.external", highlight=False, soft_wrap=True)
+        while server.alive:
+            time.sleep(1.0)
+        raise EngineClosed(f"vLLM ended; the end of {server.log}:\n{tail(server.log)}")
 
 
 def _try(directory: Path) -> str:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from distributed import Client, Future
 from rich.console import Console
@@ -112,7 +113,7 @@ class Session:
 
     def wait_until_serving(self, meanwhile: Callable[[], None] = lambda: None) -> int:
         """Until the engine serves a version; that version. Raises DeadlineExceeded, or what ended the engine."""
-        deadline_s = self._engines.start_s
+        deadline_s, told = self._engines.start_s, ""
         end = monotonic() + deadline_s
         while True:
             meanwhile()
@@ -121,7 +122,11 @@ class Session:
                 status = self.proxy.status(deadline_s=1.0)
                 if status.serving is not None and status.engine.get("ready", 1):
                     return status.serving
-                missing = "no version was committed" if status.serving is None else "no engine is ready"
+                trouble = troubles(status.engine)
+                missing = "no version was committed" if status.serving is None else f"no engine is ready{trouble}"
+                if trouble and trouble != told:  # somebody else may have to see to it
+                    self.console.print(f"waiting for an engine{trouble}", highlight=False, soft_wrap=True)
+                    told = trouble
             except RollmillError as error:
                 missing = str(error)
             if monotonic() > end:
@@ -193,6 +198,12 @@ def open_session(
         stack.callback(session.stop)
         stack.enter_context(wanted(client, session.key))
         yield session
+
+
+def troubles(fleet: dict[str, Any]) -> str:
+    """What a proxy says of its engines that do not serve, and why."""
+    causes = [f"{engine['name']}: {engine['cause']}" for engine in fleet.get("engines", ()) if engine.get("cause")]
+    return f" ({'; '.join(causes)})" if causes else ""
 
 
 def check_placement(config: RunConfig, client: Client, trainers: int = 1) -> None:

@@ -17,8 +17,7 @@ from infra.compute.scratch import scratch
 from infra.engines.errors import EngineDidNotStart
 from infra.engines.hf import HFEngine
 from infra.engines.protocol import Engine
-from infra.engines.vllm import VLLMEngine
-from infra.engines.vllm_server import VLLMServer
+from infra.engines.vllm_config import vllm_engine, vllm_server
 from infra.services.processes import free_port
 from rl.config.engine import HFEngineSection, VLLMEngineSection
 from rl.config.run import RunConfig
@@ -66,30 +65,10 @@ async def start_engine(
 async def _vllm(
     config: RunConfig, section: VLLMEngineSection, hardware: str, base: Path, own: Path, stop: threading.Event
 ) -> AsyncIterator[Started]:
-    lora, key = config.model.lora, secrets.token_urlsafe(32)
-    adapters, rank = (0, 16) if lora is None else (section.max_adapters, lora.rank)
-    split = section.disaggregation
-    taken: set[int] = set()
+    key, split, taken = secrets.token_urlsafe(32), section.disaggregation, set[int]()
     splits = split is not None and hardware in (split.prefill, split.decode)
-    server = VLLMServer(
-        base,
-        home=own,
-        port=free_port(taken),
-        key=key,
-        dtype=config.model.dtype,
-        max_loras=adapters,
-        max_lora_rank=rank,
-        max_num_seqs=section.max_batch,
-        gpu_memory_utilization=section.memory,
-        cpu_cache_gib=section.cpu_cache_gb,
-        max_model_len=section.max_length or config.rollout.max_tokens,
-        # both, so that one alone can do without the other
-        kv_role="kv_both" if splits else None,
-        side_port=free_port(taken) if splits else None,
-        extra_args=section.extra_args,
-        ready_s=section.start,
-        env={"OMP_NUM_THREADS": str(section.threads)} | section.environment,
-    )
+    port, side_port = free_port(taken), free_port(taken) if splits else None
+    server = vllm_server(config, section, base, own, port, key, side_port=side_port)
     staging = scratch(own.parent, f"{own.name.rpartition('-')[0]}-adapters")
     try:
         await asyncio.to_thread(server.start)
@@ -97,15 +76,7 @@ async def _vllm(
             raise EngineDidNotStart("vLLM was told to end before it was ready")
         # adapters and weights are read below the directory of the run, where the proxy has them, too
         with staging as directory:
-            engine = VLLMEngine(
-                server.url,
-                key,
-                model_dir=base,
-                staging=directory,
-                max_adapters=adapters,
-                max_rank=rank,
-                control_s=config.deadlines.control,
-            )
+            engine = vllm_engine(config, section, server.url, key, base, directory)
             try:
                 await engine.start()
                 yield Started(engine, section.max_batch, (await engine.stats())["kv_capacity"])

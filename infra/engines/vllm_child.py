@@ -6,6 +6,7 @@ when the server does, with its exit code. Nothing of the environment that is mea
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from infra.services.service import environment
 
 def main(argv: list[str]) -> int:
     die_with_parent()
-    child = subprocess.Popen(argv, env=environment(), stdin=subprocess.DEVNULL)
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    child = subprocess.Popen(argv, env=environment(OMP_NUM_THREADS=threads), stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))
     return child.wait()
 

@@ -107,7 +107,8 @@ def install_cpu(say: Callable[[str], None], torch_index: str | None = None) -> I
         say(f"making {target}")
         _run([sys.executable, "-m", "venv", str(target)])
         python = str(target / "bin" / "python")
-        pip = [python, "-m", "pip", "install", "--no-deps"]
+        # what is used of it is compiled when it is first imported: a small part of two gigabytes
+        pip = [python, "-m", "pip", "install", "--no-deps", "--no-compile"]
         if torch_index is not None:
             torch = next(line for line in LOCK.read_text().splitlines() if line.startswith("torch=="))
             say(f"installing {torch}")

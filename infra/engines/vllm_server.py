@@ -6,7 +6,8 @@
         engine = VLLMEngine(server.url, key, model_dir=model_dir, ...)
 
 Invariants
-- It listens on loopback, and answers nothing but /health without the key, which is in its environment alone.
+- It listens on `host`, loopback unless told otherwise, and answers nothing but /health without the key, which is in its
+  environment alone.
 - It ends with `close`, and with this process, however that ends; what a killed predecessor with the same `home` left is
   ended at the start.
 - CPU or GPU is a fact of the vLLM that is installed (`vllm_install.find`), not another path of this code.
@@ -39,6 +40,7 @@ READY_S = 900.0
 STREAM_INTERVAL = 8
 """Tokens per message of a server: each message costs it as much as a token of a small model."""
 NAME = "vllm"
+EVERYWHERE = "0.0.0.0"
 POLL_S = 0.25
 STOP_S = 15.0
 TAIL = 30
@@ -55,6 +57,7 @@ def spare_slots(cpu: bool) -> int:
 class VLLMServer:
     """`home` is a directory of this server alone; its log is `vllm.log` there. Nothing runs before `start`.
 
+    host: the address that it listens on; `url` is where this machine reaches it.
     max_loras: tenants with an adapter, 0 for none; `max_lora_rank` the largest rank.
     gpu_memory_utilization: share of the GPU's memory; without a GPU `cpu_cache_gib` holds the cache of keys and values.
     kv_role: with one, keys and values can come from or go to other servers (NIXL; `side_port` is its port on loopback).
@@ -68,6 +71,7 @@ class VLLMServer:
         home: Path,
         port: int,
         key: str,
+        host: str = HOST,
         dtype: str = "float32",
         max_loras: int = 0,
         max_lora_rank: int = 16,
@@ -81,8 +85,9 @@ class VLLMServer:
         env: Mapping[str, str] | None = None,
         ready_s: float = READY_S,
     ):
-        self.url = url(port)
+        self.url = url(port) if host in (HOST, EVERYWHERE) else f"http://{host}:{port}"
         self.key = key
+        self._host = host
         self.log = home / "vllm.log"
         self._model_dir, self._home, self._port, self._ready_s = model_dir.resolve(), home, port, ready_s
         self._dtype, self._max_loras, self._rank = dtype, max_loras, max_lora_rank
@@ -159,7 +164,7 @@ class VLLMServer:
         options: dict[str, str | int | float | None] = {
             # another one in each life of a server, so that nobody takes a restarted one for what it was before
             "--served-model-name": f"base-{secrets.token_hex(4)}",
-            "--host": HOST,
+            "--host": self._host,
             "--port": self._port,
             "--dtype": self._dtype,
             "--max-num-seqs": self._sequences,

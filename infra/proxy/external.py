@@ -6,19 +6,17 @@ is this proxy's alone, for only one may say what it serves.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from infra.engines.protocol import Engine
-from infra.engines.vllm import VLLMEngine
+from infra.engines.vllm_config import vllm_engine
 from infra.proxy.fleet import Fleet
 from infra.proxy.members import Facts
+from infra.proxy.secret import key_of_servers
 from rl.config.engine import ExternalEngine, VLLMEngineSection
 from rl.config.run import RunConfig
 from rl.placement import HardwareClass
-
-KEY = "ROLLMILL_VLLM_KEY"
 
 
 class External:
@@ -38,17 +36,9 @@ class External:
 
     async def _connect(self) -> Engine:
         """Raises EngineClosed while it is away, BadRequest when it was started otherwise than is needed."""
-        lora = self._config.model.lora
-        engine = VLLMEngine(
-            self._section.url,
-            os.environ.get(KEY, ""),
-            model_dir=self._base,
-            # below the directory of the proxy, where the versions are, too
-            staging=self._base.parent.parent / "staging",
-            max_adapters=0 if lora is None else self._engine.max_adapters,
-            max_rank=16 if lora is None else lora.rank,
-            control_s=self._config.deadlines.control,
-        )
+        # below the directory of the proxy, where the versions are, too
+        staging = self._base.parent.parent / "staging"
+        engine = vllm_engine(self._config, self._engine, self._section.url, key_of_servers(), self._base, staging)
         try:
             await engine.start()
         except BaseException:

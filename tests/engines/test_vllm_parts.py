@@ -26,14 +26,19 @@ from infra.engines.errors import (
 )
 from infra.engines.protocol import Prefilled, Sampling
 from infra.engines.vllm_adapters import BURIED, AdapterTable
+from infra.engines.vllm_config import vllm_server
 from infra.engines.vllm_facts import Facts
 from infra.engines.vllm_files import BaseModel
 from infra.engines.vllm_flight import Flight
+from infra.engines.vllm_install import Installation
 from infra.engines.vllm_server import BACKEND, VLLMServer
 from infra.engines.vllm_wire import Segment, read_event
+from rl.config.engine import VLLMEngineSection
 from rl.errors import GenerationFailure
 from tests.engines.tiny_models import save_adapter
+from tests.proxy.conftest import make_config
 
+ENGINE = {"type": "vllm", "max_batch": 16, "max_adapters": 3, "threads": 2}
 GOOD = Facts("base-1", False, 640, "processed_logprobs", "vllm", BACKEND, slots=4, max_rank=16)
 
 
@@ -170,6 +175,22 @@ def test_an_environment_of_another_lock_is_not_used(monkeypatch):
     monkeypatch.setattr(vllm_install, "fingerprint", lambda: "another")
     with pytest.raises(EngineNotInstalled, match="rollmill engine install --cpu"):
         vllm_install.find()
+
+
+@pytest.mark.parametrize(("lora", "slots"), [(None, 0), ({"rank": 12}, 3 + 2)])
+def test_server_and_engine_of_one_configuration_fit_each_other(base, tmp_path, lora, slots):
+    config = make_config(model={"source": {"type": "pretrained", "path": "unused"}, "lora": lora}, engine=ENGINE)
+    assert isinstance(config.engine, VLLMEngineSection)
+    server = vllm_server(config, config.engine, base, tmp_path, 8765, "k", host="10.0.0.7")
+    command = server.command(Installation(Path("python"), "0.32.0+cpu", "PATH", "1"))
+    given = {name: command[at + 1] for at, name in enumerate(command[:-1]) if name.startswith("--")}
+    assert (given["--host"], server.url) == ("10.0.0.7", "http://10.0.0.7:8765")
+    assert (given["--max-model-len"], given["--max-num-seqs"]) == (str(config.rollout.max_tokens), "16")
+    assert server.environment(Installation(Path("python"), "0.32.0", "PATH", "1"))["OMP_NUM_THREADS"] == "2"
+    rank = int(given.get("--max-lora-rank", 0))
+    facts = dataclasses.replace(GOOD, cpu=True, slots=int(given.get("--max-loras", 0)), max_rank=rank)
+    assert facts.slots == slots
+    facts.check(0 if lora is None else config.engine.max_adapters, 16 if lora is None else lora["rank"])
 
 
 def test_a_port_in_use_is_named_before_anything_starts(base, tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from infra.compute.lifeline import spawn
 from infra.engines.errors import EngineClosed, EngineDidNotStart
 from infra.engines.protocol import BASE, Sampling
 from infra.engines.vllm import VLLMEngine
@@ -42,6 +43,14 @@ def test_what_runs_as_a_child_is_gone_after_kill_9_of_its_starter(tmp_path):
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
     wait_until(lambda: not server.is_running() and not processes.alive(leader))
+
+
+def test_a_server_gets_its_threads_and_nothing_that_is_meant_for_our_own_clients(tmp_path):
+    ask = "import os; print({k: os.environ.get(k) for k in ('OMP_NUM_THREADS', 'AWS_SECRET_ACCESS_KEY')})"
+    given = {"OMP_NUM_THREADS": "3", "AWS_SECRET_ACCESS_KEY": "ours"}
+    log = tmp_path / "child.log"
+    child = spawn(["infra.engines.vllm_child", sys.executable, "-c", ask], log, given)
+    assert child.wait(30) == 0 and log.read_text().strip() == "{'OMP_NUM_THREADS': '3', 'AWS_SECRET_ACCESS_KEY': None}"
 
 
 @pytest.mark.slow

@@ -41,3 +41,13 @@ def test_an_installation_that_is_not_fit_is_listed_with_its_mend(monkeypatch: py
         assert text in run("list")[1]
         code, output = run("check")
         assert code == 2 and text in output
+
+
+def test_serving_for_a_run_names_what_is_missing_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROLLMILL_VLLM_KEY", raising=False)
+    code, output = run("serve", "frozen_lake")
+    assert code == 2 and "engine.type" in output
+    external = "engine={type: vllm, instances: {bandwidth_gpu: 0}, external: [{url: 'http://10.0.0.7:8000'}]}"
+    for command in (["engine", "serve", "frozen_lake"], ["train", "frozen_lake", "--dry-run"]):
+        result = RUNNER.invoke(app, [*command, "--set", external], env={"COLUMNS": "300"})
+        assert result.exit_code == 2 and "ROLLMILL_VLLM_KEY is not set" in result.output
