@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -43,7 +44,7 @@ class PrefectAway(RollmillError):
 
 
 _away = -AWAY_S
-"""When it last did not answer, by the monotonic clock."""
+"""When it last did not answer, by the monotonic clock; negative if it always did."""
 
 
 def ask(call: Callable[[], T]) -> T | None:
@@ -148,6 +149,9 @@ def leave(code: str | int | None) -> NoReturn:
     """End this process as `SystemExit(code)` does, but in time, if need be without having sent everything."""
     sending = [threading.Thread(target=w.drain_all, args=(LEAVE_S,), daemon=True) for w in (EventsWorker, APILogWorker)]
     end_s = monotonic() + LEAVE_S
+    if _away > 0:  # it was said; every line and event that can not be sent would say it again
+        logging.disable()
+        logging.raiseExceptions = False
     for thread in sending:
         thread.start()
     for thread in sending:
