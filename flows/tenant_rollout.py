@@ -199,7 +199,7 @@ class Rollout:
             return
         waiting = sum(playing.complete for playing in self._playing.values())
         entitled = shares(playing.entry for playing in self._playing.values())
-        found = allot(free, demands, entitled, waiting, self._passed_over.overdue)
+        found = allot(free, demands, entitled, waiting, self._passed_over)
         self._passed_over.note({id: count // demands[id].together for id, count in found.items()}, demands)
         for id, count in found.items():
             playing = self._playing[id]

@@ -21,7 +21,7 @@ Pure: no clock; what a batch cost is told afterwards with `served`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -130,9 +130,11 @@ class PassedOver:
         self._patience = patience
         self._groups: dict[str, int] = {}
 
-    @property
-    def overdue(self) -> frozenset[str]:
-        return frozenset(t for t, groups in self._groups.items() if groups >= self._patience)
+    def groups(self, tenant: str) -> int:
+        return self._groups.get(tenant, 0)
+
+    def overdue(self, tenant: str) -> bool:
+        return self.groups(tenant) >= self._patience
 
     def note(self, started: Mapping[str, int], wanting: Iterable[str]) -> None:
         """So many groups were started, while these tenants wanted to. Who wants nothing is forgotten."""
@@ -145,16 +147,17 @@ def allot(
     demands: Mapping[str, Demand],
     shares: Mapping[str, TenantShare],
     batches_waiting: int = 0,
-    overdue: Collection[str] = (),
+    passed_over: PassedOver | None = None,
 ) -> dict[str, int]:
     """How many of the `free` trajectories each tenant may start now.
 
     While the trainer has work (`batches_waiting`), by weighted fair share: whoever holds the least for its weight
-    gets the next one. While it has none, a batch that is nearly started is completed first, for a slot that makes a
-    batch whole keeps the trainer busy sooner; but beyond its tenant's share only if it becomes whole now, or who has
-    begun would keep out who comes. Higher priorities come before both, and a first group of those that are `overdue`
-    before everything."""
+    gets the next one, and of equals whoever was passed over most. While it has none, a batch that is nearly started
+    is completed first, for a slot that makes a batch whole keeps the trainer busy sooner; but beyond its tenant's
+    share only if it becomes whole now, or who has begun would keep out who comes. Higher priorities come before both,
+    and a first group of those that are overdue before everything."""
     given = dict.fromkeys(demands, 0)
+    passed_over = passed_over or PassedOver()
 
     def share(tenant: str) -> TenantShare:
         return shares.get(tenant, TenantShare())
@@ -172,11 +175,12 @@ def allot(
     def need(tenant: str) -> tuple[float, ...]:
         demand, priority = demands[tenant], -share(tenant).priority
         held = (demand.in_flight + given[tenant]) / share(tenant).weight
-        if tenant in overdue and not given[tenant]:
-            return 0, priority, 0, held, 0
+        waited = -share(tenant).weight * passed_over.groups(tenant) if not given[tenant] else 0.0
+        if passed_over.overdue(tenant) and not given[tenant]:
+            return 0, priority, 0, 0, 0, waited
         if batches_waiting == 0 and held > 0 and (held < level or demand.wanted <= begun_with):
-            return 1, priority, 0, demand.wanted - given[tenant], held
-        return 1, priority, 1, held, 0
+            return 1, priority, 0, demand.wanted - given[tenant], held, waited
+        return 1, priority, 1, held, 0, waited
 
     # One that is given does not change what the others need: the order of all others stays.
     waiting = [(need(tenant), tenant) for tenant, demand in demands.items() if room(tenant) >= demand.together]

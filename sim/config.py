@@ -1,7 +1,7 @@
 """The typed description of a cluster and its work: what `rollmill simulate` reads.
 
 Invariants: as everywhere, unknown fields are errors and values are frozen; times are seconds, sizes tokens or bytes.
-The fields of `Efficiency` are what was fitted to published runs (`sim.published` names the rows); all else is
+The fields of `Efficiency` are what was fitted to published runs (`sim.validation.rows` names the rows); all else is
 either a fact about hardware and models or a choice of the scenario.
 """
 
@@ -132,7 +132,7 @@ class Redundancy(Section):
 
 
 class Efficiency(Section):
-    """The share of a peak that software reaches, and fixed costs: fitted, see `sim.published`."""
+    """The share of a peak that software reaches, and fixed costs: fitted, see `sim.validation.rows`."""
 
     prefill: Share = 0.5
     """Of peak FLOPs, reading a prompt."""

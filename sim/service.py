@@ -44,6 +44,8 @@ class Service:
         self._lacking: dict[int, int] = {}
         """Groups that each run would start, and may not yet, for whatever reason."""
         self._environments = {d.name: d.environments for d in scenario.domains if d.environments is not None}
+        self._lines: dict[str, list[int]] = {name: [] for name in self._environments}
+        """By domain: runs that lack environments, in the order in which they asked."""
 
     # -- places ------------------------------------------------------------------------------------------
 
@@ -85,16 +87,29 @@ class Service:
         return [run for run in runs if self._lacking.get(run.number)]
 
     def _with_environments(self, run: Run, uids: list[Uid], runs: Sequence[Run]) -> list[Uid]:
-        """Those for whose groups their domain has environments."""
+        """Those for whose groups their domain has environments. Runs that lack some stand in line: each gets one group
+        before those behind it get any."""
         busy = Counter(flight.domain.name for one in runs for flight in one.in_flight.values())
         free = {name: most // run.members - busy[name] for name, most in self._environments.items()}
-        found = []
+        for name, line in self._lines.items():
+            ahead = line[: line.index(run.number)] if run.number in line else line
+            free[name] -= sum(not self._wanted.get(number) for number in ahead)
+        found, served, lacked = [], set(), set()
         for uid in uids:
             domain = run.stream.domain(uid.ordinal)
-            if free.get(domain, 1) > 0:
+            if domain not in free:
                 found.append(uid)
-                if domain in free:
-                    free[domain] -= 1
+            elif free[domain] > 0:
+                free[domain] -= 1
+                found.append(uid)
+                served.add(domain)
+            else:
+                lacked.add(domain)
+        for name, line in self._lines.items():
+            if run.number in line and (name in served or name not in lacked):
+                line.remove(run.number)
+            if name in lacked and run.number not in line:
+                line.append(run.number)
         return found
 
     def _granted(self, run: Run, wanted: int, runs: Sequence[Run]) -> int:
@@ -129,7 +144,7 @@ class Service:
         complete = sum(
             one.serving is not None and not one.in_flight and not self._wanted.get(one.number) for one in playing
         )
-        found = allot(max(0, free), demands, self._shares, complete, self._passed_over.overdue)
+        found = allot(max(0, free), demands, self._shares, complete, self._passed_over)
         groups = found.get(job_id(run.number), 0) // members
         self._passed_over.note({job_id(run.number): groups}, demands)
         return groups

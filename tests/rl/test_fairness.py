@@ -173,7 +173,7 @@ def steady(shares: dict[str, TenantShare], slots: int, looks: int, patience: int
     for look in range(looks):
         there = first if look < slots else list(shares)
         demands = {t: Demand(8, flying.count(t)) for t in there}
-        found = allot(slots - len(flying), demands, shares, 0, passed.overdue)
+        found = allot(slots - len(flying), demands, shares, 0, passed)
         passed.note(found, demands)
         for tenant, count in found.items():
             started[tenant] += count
@@ -204,7 +204,7 @@ def test_everybody_who_wants_gets_on_and_nothing_lies_idle(tenants, slots):
     passed, flying, waited = PassedOver(8), list[str](), dict.fromkeys(shares, 0)
     for _ in range(150):
         demands = {t: Demand(8, flying.count(t)) for t in shares}
-        found = allot(slots - len(flying), demands, shares, 0, passed.overdue)
+        found = allot(slots - len(flying), demands, shares, 0, passed)
         passed.note(found, demands)
         flying += [t for t, count in found.items() for _ in range(count)]
         limits = {t: share.quota or slots for t, share in shares.items()}
