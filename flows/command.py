@@ -56,7 +56,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
     ones, started if they are not up (on free ports where the usual ones are taken), and stopped again if this
     command started them."""
-    from flows.quiet import flush_logs
+    from flows.quiet import flush
     from infra.services.endpoints import environment
     from infra.services.errors import PortInUse
     from infra.services.supervisor import AUTO, status, up
@@ -84,7 +84,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
         yield
     finally:
         if started:
-            flush_logs()
+            flush()
             stop(which=started)
 
 

@@ -6,8 +6,11 @@ Invariant: a traceback is shown only for what has no name; the full one of a nam
 from __future__ import annotations
 
 import logging
+import sys
 
 from rl.errors import RollmillError
+
+FLUSH_S = 15.0
 
 
 class _WithoutNamed(logging.Filter):
@@ -24,8 +27,10 @@ def quiet_failures() -> None:
             handler.addFilter(_WithoutNamed())
 
 
-def flush_logs() -> None:
-    """Send what waits for Prefect's server; call before that server is stopped."""
+def flush() -> None:
+    """Send the logs and events that wait for Prefect's server; call before that server is stopped."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         for handler in logging.getLogger(name).handlers:
             handler.flush()
+    if (worker := sys.modules.get("prefect.events.worker")) is not None:
+        worker.EventsWorker.drain_all(timeout=FLUSH_S)
