@@ -3,10 +3,12 @@
     python -m benchmarks.soak [--minutes 60] [--seed 0] --json
 
 A real run (`benchmarks.crash.real`) loses one of its processes about every 20 seconds, never the driver. Sampled are
-the processes that live as long as it does: the driver (with Dask's scheduler), the S3 server and Prefect's server. The
-first fifth, in which everything grows to its size, is left out; `growth` is the median of the last third over that of
-the first third of the rest. Prefect's database grows with what it is told, until its retention deletes old flow runs:
-its figure is bytes per version. At the end the driver is killed, the run resumed to a natural end, the store audited.
+the processes that live as long as it does: the driver (with Dask's scheduler), the S3 server, Prefect's server; and
+Prefect's database, which grows until the first events of task runs are old enough to go (twenty minutes). The trainer,
+the rollout flow and the engine are spared in turn, each for a third of the time, in which it is sampled, too. `growth`
+leaves out the first fifth of the samples, in which everything grows to its size, and sets the median of the last third
+of the rest over that of the first third. At the end the driver is killed, the run resumed to a natural end, the store
+audited.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -32,29 +35,52 @@ from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
 
 PARTS = (*VICTIMS, "engine", "worker")
+SPARED = {
+    "trainer": {"trainer", "learn", "worker"},
+    "rollout": {"rollout"},
+    "engine": {"engine"},
+}
+"""Who is watched, and what it would die of."""
+TASK_RUNS = 500
+"""`retention.task_runs`: so few that the database has its size early in the hour."""
 BETWEEN_S = (5.0, 35.0)
 SAMPLE_S = 5.0
 
 
 class Meter:
-    """Memory (MB) and open files of the lasting processes, by name."""
+    """Memory (MB) and open files of processes by name, and the size (MB) of Prefect's database."""
 
     def __init__(self, home: Path, env: Mapping[str, str], driver: psutil.Process) -> None:
-        lasting, port = {"driver": driver}, urlsplit(env["PREFECT_API_URL"]).port
+        self._home = home
+        self._processes, port = {"driver": driver}, urlsplit(env["PREFECT_API_URL"]).port
         for process in psutil.process_iter(["cmdline"]):
             command = " ".join(process.info["cmdline"] or ())
             if str(home) in command and "weed" in command:
-                lasting["s3"] = process
+                self._processes["s3"] = process
             elif f"prefect server start --host 127.0.0.1 --port {port}" in command:
-                lasting["prefect"] = process
-        self._lasting = lasting
+                self._processes["prefect"] = process
         self.memory: dict[str, list[float]] = defaultdict(list)
         self.files: dict[str, list[float]] = defaultdict(list)
+        self.database: list[float] = []
 
     def look(self) -> None:
-        for name, process in self._lasting.items():
-            self.memory[name].append(process.memory_info().rss / 1e6)
-            self.files[name].append(float(process.num_fds()))
+        for name, process in self._processes.items():
+            with suppress(psutil.NoSuchProcess):
+                memory, files = process.memory_info().rss / 1e6, float(process.num_fds())
+                self.memory[name].append(memory)
+                self.files[name].append(files)
+        self.database.append(sum(path.stat().st_size for path in self._home.rglob("prefect.db*")) / 1e6)
+
+    def watch(self, name: str, process: psutil.Process | None) -> None:
+        """Look at this one, too, from now on; None: it is not there just now. Another one of the same name than
+        before begins anew."""
+        if process is not None and self._processes.get(name) != process:
+            self._processes[name] = process
+            self.memory.pop(name, None)
+            self.files.pop(name, None)
+
+    def leave(self, name: str) -> None:
+        self._processes.pop(name, None)
 
 
 def growth(samples: Sequence[float]) -> float:
@@ -64,30 +90,18 @@ def growth(samples: Sequence[float]) -> float:
     return median(settled[-third:]) / median(settled[:third])
 
 
-def database_bytes(home: Path) -> float:
-    return float(sum(path.stat().st_size for path in home.rglob("prefect.db*")))
-
-
 def main(minutes: float, seed: int) -> list[Figure]:
     chance = Random(seed)
     with services() as (home, env):
-        live = Run(home, env)
+        live = Run(home, env, f"retention.task_runs={TASK_RUNS}")
         try:
             live.begin()
             driver = live.find("driver")
             assert driver is not None
-            meter, end, kills = Meter(home, env, driver), monotonic() + 60 * minutes, 0
-            first, begun = live.head(), database_bytes(home)
-            blow = monotonic() + chance.uniform(*BETWEEN_S)
-            while monotonic() < end:
-                live.watch(SAMPLE_S)
-                meter.look()
-                if monotonic() > blow:
-                    part = chance.choice(PARTS)
-                    kills += live.kill(part)
-                    print(f"version {live.head()}: killed {part}", flush=True)
-                    blow = monotonic() + chance.uniform(*BETWEEN_S)
-            versions, grown = live.head() - first, database_bytes(home) - begun
+            meter, kills, first = Meter(home, env, driver), 0, live.head()
+            for spared, deadly in SPARED.items():
+                kills += disturb(live, meter, chance, 60 * minutes / len(SPARED), spared, deadly)
+            versions = live.head() - first
             live.kill("driver")
             steps = live.head() + 2
             live.start(steps, resume=True)
@@ -103,11 +117,29 @@ def main(minutes: float, seed: int) -> list[Figure]:
         Figure("versions", versions, "commits"),
         *(Figure(f"{name}_memory_growth", growth(s), "ratio", 1.15) for name, s in meter.memory.items()),
         *(Figure(f"{name}_files_growth", growth(s), "ratio", 1.15) for name, s in meter.files.items()),
+        Figure("prefect_database_growth", growth(meter.database), "ratio", 1.15),
         *(Figure(f"{name}_memory_mb", s[-1], "MB") for name, s in meter.memory.items()),
-        Figure("prefect_database_bytes_per_version", grown / max(1, versions), "bytes"),
+        Figure("prefect_database_mb", meter.database[-1], "MB"),
         Figure("findings", len(found.findings), "of the audit", 0),
         Figure("outlived", len(left), "processes", 0),
     ]
+
+
+def disturb(live: Run, meter: Meter, chance: Random, seconds: float, spared: str, deadly: Collection[str]) -> int:
+    """Kill now and then a part that is not `deadly` to the `spared` one, which is watched; how many were killed."""
+    end, kills = monotonic() + seconds, 0
+    blow = monotonic() + chance.uniform(*BETWEEN_S)
+    while monotonic() < end:
+        live.watch(SAMPLE_S)
+        meter.watch(spared, live.find(spared))
+        meter.look()
+        if monotonic() > blow:
+            part = chance.choice([part for part in PARTS if part not in deadly])
+            kills += live.kill(part)
+            print(f"version {live.head()}: killed {part}, database {meter.database[-1]:.1f} MB", flush=True)
+            blow = monotonic() + chance.uniform(*BETWEEN_S)
+    meter.leave(spared)
+    return kills
 
 
 if __name__ == "__main__":

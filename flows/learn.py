@@ -2,13 +2,15 @@
 
 Invariants: it trains nothing itself; the trainer's truth is the log, so a trainer that died is simply started
 again, within its budget; a named failure (a configuration, a violated invariant, another trainer's
-fence) is not tried twice. Garbage is collected here, beside the trainer and only after a commit.
+fence) is not tried twice. Garbage is collected here, Prefect's task runs too, beside the trainer and only after a
+commit.
 """
 
 from __future__ import annotations
 
 import sys
 import uuid
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,8 +21,9 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.evaluations import pending
-from flows.flow_runs import ends_with_its_run, sign
+from flows.flow_runs import ends_with_its_run, run_tag, sign
 from flows.quiet import quiet_failures
+from flows.task_runs import Newest
 from flows.told import leaving, run_flow
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
 from infra.compute.pools import connect, wait_for_slots
@@ -47,12 +50,13 @@ def learn(run: str, config_file: str, scheduler: str, proxy_url: str) -> int:
     sign(config)
     log = CommitLog(ObjectStore.connect(config.store), config.prefix, writer="learn-observer")
     garbage = Background(partial(collector, config), config.retention.collect_every)
+    newest = Newest(run_tag(config), config.retention.task_runs)
     with connect(scheduler, config.deadlines.start) as client:
         for left in range(config.restarts.trainer, -1, -1):
             fence = log.sync().fence
             trainer = _start(client, config, proxy_url, config_file)
             try:
-                return _watch(config, log, trainer, fence, garbage)
+                return _watch(config, log, trainer, fence, (garbage.after, newest.after))
             except Crashed as error:
                 if left == 0:
                     raise
@@ -75,13 +79,16 @@ def step(version: int, log: CommitLog, trainer: Future) -> int:
     return version
 
 
-def _watch(config: RunConfig, log: CommitLog, trainer: Future, fence: int, garbage: Background) -> int:
-    """Follow the trainer to its end. `fence` is the newest one before it was started."""
+def _watch(
+    config: RunConfig, log: CommitLog, trainer: Future, fence: int, after: Sequence[Callable[[int], None]]
+) -> int:
+    """Follow the trainer to its end. `fence` is the newest one before it was started, `after` is told each version."""
     _wait_for_fence(config, log, trainer, fence)
     head = log.sync().head or 0
     while head < config.training.steps and not trainer.done():
         head = step(head + 1, log, trainer)
-        garbage.after(head)
+        for tell in after:
+            tell(head)
     trainer.result(timeout=config.deadlines.batch)
     if (head := log.sync().head or 0) < config.training.steps:
         raise RollmillError(f"the trainer ended at version {head}, before training.steps ({config.training.steps})")

@@ -81,8 +81,8 @@ class Outcome:
 class Run:
     """The driver process and everything below it."""
 
-    def __init__(self, home: Path, env: dict[str, str]) -> None:
-        self._home, self._env = home, env
+    def __init__(self, home: Path, env: dict[str, str], *settings: str) -> None:
+        self._home, self._env, self._settings = home, env, (*SETTINGS, *settings)
         self._log = CommitLog(ObjectStore.connect(StoreSection()), PREFIX, "harness")
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: dict[int, psutil.Process] = {}
@@ -90,7 +90,7 @@ class Run:
         """Every record that was ever seen: key -> nonce."""
 
     def start(self, steps: int, resume: bool) -> None:
-        chosen = [part for setting in (*SETTINGS, f"training.steps={steps}") for part in ("--set", setting)]
+        chosen = [part for setting in (*self._settings, f"training.steps={steps}") for part in ("--set", setting)]
         command = [sys.executable, "-m", "flows.cli", "train", "frozen_lake", *chosen]
         command += ["--resume"] if resume else []
         with (self._home / "train.log").open("ab") as output:
@@ -262,5 +262,3 @@ def _has_torch(process: psutil.Process) -> bool:
         return any("libtorch" in m.path for m in process.memory_maps())
     except psutil.Error:
         return False
-
-

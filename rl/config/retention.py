@@ -1,4 +1,4 @@
-"""How long versions and samples stay in the store."""
+"""How long versions and samples stay in the store, and what is shown of them on Prefect's server."""
 
 from __future__ import annotations
 
@@ -27,3 +27,5 @@ class RetentionSection(Section):
     it has just found in the log."""
     collect_every: Annotated[int, Field(ge=1)] | None = 10
     """Versions between two collections while the run trains; None leaves it to `rollmill gc`."""
+    task_runs: Annotated[int, Field(ge=100)] = 5000
+    """So many ended task runs stay on Prefect's server while the run lives, at about 5 KB each."""
