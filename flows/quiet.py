@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 
 from rl.errors import RollmillError
 
@@ -33,4 +34,6 @@ def flush() -> None:
         for handler in logging.getLogger(name).handlers:
             handler.flush()
     if (worker := sys.modules.get("prefect.events.worker")) is not None:
-        worker.EventsWorker.drain_all(timeout=FLUSH_S)
+        sending = threading.Thread(target=worker.EventsWorker.drain_all, args=(FLUSH_S,))  # a notebook's has a loop
+        sending.start()
+        sending.join()
