@@ -248,15 +248,18 @@ def test_another_precision_in_the_process_is_refused(
 ) -> None:
     """Accelerate has one for all: who makes an Accelerator last changes that of the others, which are made already."""
     one = service()
-    one.begin(ANNA)
+    one.run([ANNA])
     AcceleratorState._reset_state(True)
     try:
         Accelerator(mixed_precision="bf16", cpu=True)
         with pytest.raises(ConfigError, match=r"mixed precision .bf16.*unset ACCELERATE_MIXED_PRECISION"):
-            one.step(ANNA, batches(ANNA)[0])
+            one.step(ANNA, batches(ANNA)[1])
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-        with pytest.raises(ConfigError, match=r"mixed precision .bf16"):
-            one.begin(BEN)
+        one.begin(BEN)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"mixed precision .bf16"):
+                one.step(BEN, batches(BEN)[0])
+        assert one.roster.resident == []
     finally:
         AcceleratorState._reset_state(True)
 
