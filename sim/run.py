@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rl.ledger import Ledger
@@ -77,6 +78,8 @@ class Run:
         self._swap_wanted = self._at_once
         self._swapping = False
         self._asked = self._batch_at = self._trained_at = 0.0
+        self._quotas: tuple[int, Mapping[str, int]] = -1, {}
+        """Of the step that makes this version: groups of each domain."""
         self._tombs = 0
         self._missing = 0
         """Groups that must be sealed before it is worth asking for a batch ..."""
@@ -126,8 +129,9 @@ class Run:
         waits = self.mode.waits and self.scenario.late == "wait" and not self.drops.forgets
         flying = {uid: flight.version for uid, flight in self.in_flight.items()} if waits else None
         offered = ready(self.offered, self.ahead, self.policy.groups_per_step, self.scenario.batches)
-        quotas = mix(self.stream, self.ahead, self.policy.examined_per_step) if len(self._domains) > 1 else None
-        chosen = select(self.ahead, offered, self.policy, self.drops, quotas, flying)
+        if self._quotas[0] != self.ahead.next_version:
+            self._quotas = self.ahead.next_version, mix(self.stream, self.ahead, self.policy.examined_per_step)
+        chosen = select(self.ahead, offered, self.policy, self.drops, self._quotas[1], flying)
         self._missing, self._awaited = chosen.missing, set(chosen.awaited)
         if not chosen.batch:
             if chosen.dropped and self._record is None:
