@@ -1,5 +1,5 @@
 # make demo   installs, starts what it needs, trains, shows the result (after installation under 6 minutes, 2 cores)
-# make test   installs, then lint, types, contracts and all tests but the long runs (under 45 minutes, 2 cores)
+# make test   installs, vLLM too, then lint, types, contracts and all tests but the long runs (under 45 minutes, 2 cores)
 # PYTHON:      the interpreter for .venv, 3.11 or newer.
 # TORCH_INDEX: where torch comes from, if not from your usual index; see README, "CPU or GPU".
 
@@ -53,13 +53,13 @@ contracts: install
 	$(BIN)/lint-imports
 
 # The fast tests on both cores; then whole runs, each of which wants a core and more, beside the other tests
-# with servers and processes of their own.
+# with servers and processes of their own; the contract of engines against vLLM begins when one of these two ends.
 RUNS := tests/flows tests/proxy/agents tests/services tests/docs tests/notebooks tests/test_crash_harness.py
 FAST := -n 2 -m "not slow and not server and not full"
 SLOW := -m "(slow or server) and not full" -k "not vllm"
-test: lint types contracts ministack bfcl environments agents rdma
+test: lint types contracts ministack bfcl environments agents rdma vllm
 	$(BIN)/python -m pytest $(FAST) $(PYTEST_ARGS)
-	$(MAKE) -j 2 --output-sync=target test-runs test-servers
+	$(MAKE) -j 2 --output-sync=target test-runs test-servers test-vllm
 
 test-runs:
 	$(BIN)/python -m pytest $(SLOW) $(PYTEST_ARGS) $(RUNS)
@@ -67,7 +67,7 @@ test-runs:
 test-servers:
 	$(BIN)/python -m pytest $(SLOW) $(PYTEST_ARGS) $(addprefix --ignore=,$(RUNS))
 
-# The contract of engines against a vLLM server (some minutes to install, and some to run).
+# The contract of engines against a vLLM server, which starts in a minute.
 test-vllm: vllm
 	$(BIN)/python -m pytest -k vllm -m "slow and not full" $(PYTEST_ARGS) tests/engines
 
@@ -134,7 +134,7 @@ rdma: $(STAMP)
 	  { echo 'libibverbs is missing: install it by the means of your system (rdma-core)'; exit 1; }; \
 	fi
 
-# vLLM for CPUs, in a virtual environment of its own (3.5 GB, some minutes): the tests of engines run against it.
+# vLLM for CPUs, in a virtual environment of its own (2.7 GB, two minutes): the tests of engines run against it.
 VLLM := .venv/share/rollmill/vllm/.rollmill
 vllm: $(VLLM)
 
