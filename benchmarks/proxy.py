@@ -82,8 +82,12 @@ def played(
             if turn >= 0:
                 found[side].append(traffic)
         if turn >= 0:
-            print(name, {side: round(speed(traffic[-1])) for side, traffic in found.items()}, flush=True)
+            print(name, {side: told(traffic[-1]) for side, traffic in found.items()}, flush=True)
     return found
+
+
+def told(traffic: Traffic) -> str:
+    return f"{speed(traffic):.0f} tokens/s, {median(traffic.latencies) * 1e3:.1f} ms"
 
 
 def speed(traffic: Traffic) -> float:
