@@ -44,8 +44,8 @@ class QueueSection(Section):
     """Seconds of training that a job may have had above the least served of those waiting, by weight, before it stands
     back."""
     patience: Annotated[int, Field(ge=1)] = 64
-    """A batch that was passed over so often goes next, whatever the priorities; and so does the next group of a job that
-    wants to start one, and was passed over by so many groups of others."""
+    """A batch that was passed over so often goes next, whatever the priorities; and so does the next group of a job
+    that wants to start one, and was passed over by so many groups of others."""
 
 
 class ServiceConfig(Section):
