@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
+from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 
+from infra.models.tiny import write_tiny
+from infra.services.processes import free_port
+from rl.config.model import TinySection
 from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import audit, descendants, find, head, wait_until
 
@@ -48,8 +55,46 @@ def test_a_run_on_vllm_with_prompts_and_answers_on_two_servers(rollmill: Rollmil
         "engine={type: vllm, instances: {compute_gpu: 1, bandwidth_gpu: 1}, max_batch: 16, "
         "disaggregation: {min_prompt: 16}}"
     )
-    arguments = rollmill.train_arguments(name, POOLS, engine, "training.steps=2")
-    at = arguments.index("engine.max_batch=32")
-    code, output = rollmill(*arguments[: at - 1], *arguments[at + 1 :], timeout=1500)
+    code, output = rollmill(*arguments(name, POOLS, engine, "training.steps=2"), timeout=1500)
     assert code == 0, output
     audit(rollmill, name, 2)
+
+
+@pytest.mark.timeout(1600)
+def test_a_run_of_adapters_on_a_server_that_somebody_else_runs(rollmill: Rollmill, tmp_path: Path):
+    """Each version is another adapter there, and the run waits until the server is up."""
+    write_tiny(TinySection(hidden_size=64, layers=2), 0, tmp_path / "model")
+    model = f"model={{source: {{type: pretrained, path: {tmp_path / 'model'}}}, lora: {{rank: 8}}}}"
+    name, port = "elsewhere", free_port(set())
+    theirs = replace(rollmill, env=rollmill.env | {"ROLLMILL_VLLM_KEY": secrets.token_urlsafe(32)})
+    engine = (
+        "engine={type: vllm, instances: {bandwidth_gpu: 0}, max_batch: 16, max_adapters: 1, "
+        f"external: [{{url: 'http://127.0.0.1:{port}'}}]}}"
+    )
+    sets = (engine, model, "training.dynamic_sampling=false", "training.steps=3", "evaluation.problems=4")
+    chosen = arguments(name, *sets)
+    server = theirs.start("engine", "serve", *chosen[1:], "--port", str(port))
+    try:
+        code, output = theirs(*chosen, timeout=1500)
+        assert code == 0, output
+        audit(rollmill, name, 3)
+        log = (rollmill.home / "engines" / str(port) / "vllm.log").read_text()
+        for version in range(3):
+            assert f"Loaded new LoRA adapter: name 'default_elsewhere-v{version}-" in log
+        assert server.poll() is None, "it is not the run's to end"
+        started = descendants(server)
+        assert any("vllm" in " ".join(process.cmdline()) for process in started)
+        server.terminate()
+        told, _ = server.communicate(timeout=60)
+        assert f"serving at http://127.0.0.1:{port}" in told
+        psutil.wait_procs(started, timeout=60)
+        assert not [process for process in started if process.is_running()]
+    finally:
+        server.kill()
+
+
+def arguments(name: str, *sets: str) -> list[str]:
+    """Of a run whose sets say all of the engine."""
+    found = Rollmill.train_arguments(name, *sets)
+    at = found.index("engine.max_batch=32")
+    return found[: at - 1] + found[at + 1 :]
