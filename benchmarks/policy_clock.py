@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -159,3 +160,10 @@ class PolicyClock:
 
     def _lag(self, version: int) -> int:
         return (self.ledger.lag(version) or 0) if self.ledger.head is not None else 0
+
+
+def gap(a: Sequence[float], b: Sequence[float]) -> float:
+    """The Kolmogorov-Smirnov statistic of two samples, over what it exceeds by chance in one case of a thousand."""
+    left, right = sorted(a), sorted(b)
+    most = max(abs(bisect_right(left, x) / len(left) - bisect_right(right, x) / len(right)) for x in [*left, *right])
+    return most / (1.95 * ((len(left) + len(right)) / (len(left) * len(right))) ** 0.5)

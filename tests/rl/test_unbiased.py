@@ -5,23 +5,12 @@ The policies run under a clock of their own, `benchmarks.policy_clock`."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-
 import pytest
 
-from benchmarks.policy_clock import Lengths, PolicyClock, by_chance, of_the_problem
+from benchmarks.policy_clock import Lengths, PolicyClock, by_chance, gap, of_the_problem
 from rl.modes import ModeName
 from rl.redundancy import Mode, RedundancyPolicy, spares_worth
 from rl.trajectory import Uid
-
-
-def gap(a: Sequence[float], b: Sequence[float]) -> float:
-    """The Kolmogorov-Smirnov statistic of two samples, over what it exceeds by chance in one case of a thousand."""
-    left, right = sorted(a), sorted(b)
-    most = max(abs(bisect_right(left, x) / len(left) - bisect_right(right, x) / len(right)) for x in [*left, *right])
-    return most / (1.95 * ((len(left) + len(right)) / (len(left) * len(right))) ** 0.5)
-
 
 of_the_attempt = by_chance(1.0)
 SPARE = RedundancyPolicy(extra_members=1)
