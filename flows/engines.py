@@ -16,8 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from flows.command import ConfigArgument, SetOption, console, end_well_on_signals, one_line_errors
-from infra.compute.lifeline import tail
-from infra.services.service import HOST
 
 app = typer.Typer(help="The generation engines: list, install, check, serve.", no_args_is_help=True)
 
@@ -81,7 +79,9 @@ def check() -> None:
 def serve(
     config: ConfigArgument,
     port: Annotated[int, typer.Option(help="Where it listens.")] = 8000,
-    host: Annotated[str, typer.Option(help="The address it listens on; other than loopback, of a private net.")] = HOST,
+    host: Annotated[
+        str, typer.Option(help="The address it listens on; other than loopback, of a private net.")
+    ] = "127.0.0.1",
     model: Annotated[
         Path | None, typer.Option(help="The run's base: `rollmill export ... base`. Without it, the source's model.")
     ] = None,
@@ -92,6 +92,7 @@ def serve(
     from flows.configure import load_config
     from flows.home import Home
     from flows.prepare import base_model
+    from infra.compute.lifeline import tail
     from infra.engines.errors import EngineClosed
     from infra.engines.vllm_config import vllm_server
     from infra.proxy.secret import key_of_servers
