@@ -4,6 +4,8 @@ Invariants
 - Of all flow runs of one run's prefix at most one holds it: a concurrency limit of one on Prefect's server, under a
   lease that its holder renews, so that it comes free after the death of the holder, on whatever machine.
 - What died on this machine is seen at once: it is marked Crashed, and its lease is given back.
+- A server that restarts forgets its leases and keeps the slots they took. One that no living flow run is known to hold
+  is freed, so that no run is held for ever by nobody.
 - It spares two flows the trouble. What forbids two trainers is the log's fence, not this: a lease that can not be
   renewed ends nothing.
 """
@@ -18,6 +20,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder, StateType
 from prefect.context import FlowRunContext
 
@@ -31,6 +34,8 @@ LEASE_S = 60.0
 RENEW_S = 15.0
 WAIT_S = LEASE_S + 30.0
 """For a lease of which no living holder is known: it runs out, and the server looks every 15 s."""
+SIGN_S = 10.0
+"""The same where the last holder died on this machine: whoever came before this one would have signed by then."""
 LOCKED = 423
 
 
@@ -46,10 +51,10 @@ def held(config: RunConfig) -> Iterator[None]:
         yield
         return
     client, this = context.client, context.flow_run.id
-    for gone in crash_the_gone(client, run_tag(config)):
-        if lease := gone.labels.get(LEASE):
-            _release(client, UUID(str(lease)))
-    lease_id = _acquire(client, config, this)
+    leases = [lease for gone in crash_the_gone(client, run_tag(config)) if (lease := gone.labels.get(LEASE))]
+    for lease in leases:
+        _release(client, UUID(str(lease)))
+    lease_id = _acquire(client, config, this, SIGN_S if leases else WAIT_S)
     sign(config, **{LEASE: str(lease_id)})
     ended = threading.Event()
     renewing = threading.Thread(target=_renew, args=(lease_id, ended), name="hold", daemon=True)
@@ -61,8 +66,8 @@ def held(config: RunConfig) -> Iterator[None]:
         _release(client, lease_id)
 
 
-def _acquire(client: SyncPrefectClient, config: RunConfig, this: UUID) -> UUID:
-    limit, end, orders = run_tag(config), monotonic() + WAIT_S, Orders.here()
+def _acquire(client: SyncPrefectClient, config: RunConfig, this: UUID, wait_s: float) -> UUID:
+    limit, end, orders, freed = run_tag(config), monotonic() + wait_s, Orders.here(), False
     client.upsert_global_concurrency_limit_by_name(limit, 1)
     holder = ConcurrencyLeaseHolder(type="flow_run", id=this)
     while True:
@@ -77,6 +82,10 @@ def _acquire(client: SyncPrefectClient, config: RunConfig, this: UUID) -> UUID:
             for r in flow_runs(client, limit)
             if r.id != this and LEASE in r.labels and r.state_type in (StateType.RUNNING, StateType.CANCELLING)
         ]
+        if not others and monotonic() > end and not freed:
+            client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(active_slots=0))
+            freed = True
+            continue
         if others or monotonic() > end:
             who = f"by the flow run {others[0]!r}" if others else "by somebody else"
             raise RunHeld(
