@@ -13,6 +13,7 @@ from time import sleep
 
 from prefect import flow
 from prefect.client.schemas.objects import State as RunState
+from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from flows.artifacts import Artifacts
@@ -80,8 +81,9 @@ def _follow(form: JobForm) -> RunState | Figures:
             shown.progress(head / steps, [("job", entry.state), ("version", f"{head} of {steps}")])
             sleep(PERIOD_S)
             entry = tenants.job(form.job.id)
-    except StopOrdered:
-        _order(tenants, entry, "cancel")
+    except (StopOrdered, TerminationSignal):
+        if orders.cancelled():
+            _order(tenants, entry, "cancel")
         raise
     except PauseOrdered:
         _order(tenants, entry, "pause")

@@ -89,6 +89,19 @@ class Orders:
         if state.type is StateType.PAUSED:
             raise PauseOrdered("the flow run was paused; go on with --resume")
 
+    def cancelled(self) -> bool:
+        """Whether it was cancelled, by a look at once: a worker ends the process of what is cancelled by SIGTERM, which
+        may come before the next `check`."""
+        with self._lock:
+            self._looked = -LOOK_S
+        try:
+            self.check()
+        except StopOrdered:
+            return True
+        except PauseOrdered:
+            pass
+        return False
+
 
 def obedient(body: Callable[P, R]) -> Callable[P, R]:
     """The body of a flow, which an order ends in the state that was asked for."""
