@@ -1,8 +1,8 @@
-"""A second, independent account of a run, written from the design's words and not from `rl.ledger`.
+"""What is durable in the state machine and the liveness runs: `World`, a list of encoded records and a list of sealed
+groups, both of which outlive every crash.
 
-It keeps the fate of every attempt ever closed and the parent of every version; the state machine and the
-liveness runs hold the ledger against it after every record. `World` is the store: a list of encoded records and
-a list of sealed groups, both of which outlive every crash.
+Invariant: after every record the ledger agrees with the audit's own account (`rl.account`) in all that a snapshot
+tells, and what a step trains is within the bound by that account.
 """
 
 from __future__ import annotations
@@ -10,97 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rl.account import Account
 from rl.errors import Fenced
-from rl.ledger import LINE, Ledger
-from rl.records import Outcome, Record, Rollback, Settle, StateRef, Step, decode, encode
+from rl.ledger import Ledger
+from rl.records import Record, StateRef, Step, decode, encode
 from rl.selection import Candidate
 from rl.staleness import StalenessPolicy
 from rl.trajectory import Uid
-
-
-class Account:
-    """Who was trained, dropped or is open, kept by attempt."""
-
-    def __init__(self, alpha: int) -> None:
-        self.alpha = alpha
-        self.fates: dict[Uid, str] = {}
-        self.trained: dict[int, tuple[Uid, int]] = {}
-        self.abandoned: dict[int, str] = {}
-        self.granted: dict[int, int] = {}
-        self.parent: dict[int, int | None] = {}
-        self.head: int | None = None
-
-    def line(self, head: int | None) -> list[int]:
-        """The versions from the first to `head`, by their parents."""
-        line: list[int] = []
-        while head is not None:
-            line.append(head)
-            head = self.parent[head]
-        return line[::-1]
-
-    def record(self, record: Record, batch: list[Candidate]) -> None:
-        """Note one record. `batch` are the sealed groups that a step trained, in its order."""
-        if isinstance(record, Step):
-            line = self.line(self.head)
-            assert record.version > max(self.parent, default=-1), "a version was used twice"
-            assert record.base == self.head, "a step on something else than the head"
-            assert [str(c.uid) for c in batch] == list(record.trained)
-            for c in batch:
-                assert c.tombstone is None, "a group without members was trained"
-                assert c.version in line and (c.newest is None or c.newest in line), "an abandoned version was trained"
-                assert len(line) - 1 - line.index(c.version) <= self.alpha, "trained past alpha"
-                self._close(c.uid, "trained")
-                self.trained[c.uid.ordinal] = (c.uid, record.version)
-            self.parent[record.version] = record.base
-            self.head = record.version
-        if isinstance(record, Step | Settle):
-            for drop in record.dropped:
-                uid = Uid.parse(drop.uid)
-                self._close(uid, drop.reason.value)
-                if drop.outcome is Outcome.ABANDON:
-                    self.abandoned[uid.ordinal] = drop.reason.value
-                else:
-                    self.granted[uid.ordinal] = uid.attempt + 1
-        if isinstance(record, Rollback):
-            self.head = record.to
-            live = set(self.line(record.to))
-            for ordinal, (uid, version) in list(self.trained.items()):
-                if version not in live:
-                    del self.trained[ordinal]
-                    self.granted[ordinal] = uid.attempt + 1
-
-    def _close(self, uid: Uid, fate: str) -> None:
-        assert uid not in self.fates, f"{uid} is closed twice: {self.fates[uid]}, then {fate}"
-        assert self.is_open(uid), f"{uid} was never granted"
-        self.fates[uid] = fate
-
-    def settled(self, ordinal: int) -> bool:
-        return ordinal in self.trained or ordinal in self.abandoned
-
-    def is_open(self, uid: Uid) -> bool:
-        return not self.settled(uid.ordinal) and self.granted.get(uid.ordinal, 0) == uid.attempt
-
-    def compare(self, ledger: Ledger) -> None:
-        """Conservation: every ordinal and every attempt is in exactly one place, and in the same one in both."""
-        assert not self.trained.keys() & self.abandoned.keys()
-        closed: dict[int, set[int]] = {}
-        for uid in self.fates:
-            closed.setdefault(uid.ordinal, set()).add(uid.attempt)
-        top = max(closed, default=0) + 2
-        for ordinal in range(top + 1):
-            granted = self.granted.get(ordinal, 0)
-            open_attempt = None if self.settled(ordinal) else granted
-            assert ledger.settled(ordinal) == self.settled(ordinal), ordinal
-            assert ledger.open_attempt(ordinal) == open_attempt, ordinal
-            attempts = range(granted if open_attempt is not None else granted + 1)
-            assert closed.get(ordinal, set()) == set(attempts), ordinal
-        dropped = [fate for fate in self.fates.values() if fate != "trained"]
-        assert sum(ledger.dropped_groups.values()) == len(dropped)
-        assert all(ledger.dropped_groups[reason] == dropped.count(reason) for reason in set(dropped))
-        assert ledger.trained_groups == len(self.trained)
-        assert ledger.head == self.head
-        assert ledger.line == self.line(self.head)[-LINE:]
-        assert ledger.next_version == max(self.parent, default=-1) + 1
 
 
 class World:
@@ -111,7 +27,7 @@ class World:
         self.snapshot_every = snapshot_every
         self.log: list[bytes] = []
         self.sealed: list[Candidate] = []
-        self.account = Account(policy.alpha)
+        self.account = Account()
         self.serving = 0
         self.flying: dict[Uid, int] = {}
         """What the rollout side told last of what it has in flight; it may be long outdated."""
@@ -130,9 +46,20 @@ class World:
         body = encode(record)
         assert decode(body) == record
         self.log.append(body)
-        self.account.record(record, list(batch))
-        self.account.compare(ledger)
+        self._trainable(record, batch)
+        self.account.note(record)
+        self.account.compare(lsn, ledger.snapshot())
+        assert self.account.findings == []
         assert vars(Ledger.from_snapshot(lsn, ledger.snapshot())) == vars(ledger)
+
+    def _trainable(self, record: Record, batch: list[Candidate]) -> None:
+        """`batch` are the sealed groups that a step trains, in its order."""
+        assert [str(c.uid) for c in batch] == (list(record.trained) if isinstance(record, Step) else [])
+        for c in batch:
+            assert c.tombstone is None, "a group without members was trained"
+            assert c.newest is None or c.newest in self.account.line, "an abandoned version was trained"
+            lag = self.account.lag(c.version)
+            assert lag is not None and lag <= self.policy.alpha, "trained past alpha, or of an abandoned version"
 
     def step(self, ledger: Ledger, batch: list[Candidate], dropped: list[Any]) -> None:
         """Commit the next version, trained on `batch`."""
@@ -185,7 +112,7 @@ class World:
 
     def unsettled(self, in_flight: dict[Uid, Any]) -> int:
         """Groups that may still be trained, by the account: in flight, or sealed and within the bound."""
-        line = self.account.line(self.account.head)
+        line = self.account.line
         window = set(line[max(0, len(line) - 1 - self.policy.alpha) :])
         copies: dict[Uid, Candidate] = {}
         for c in sorted(self.sealed, key=lambda c: (c.version, c.tombstone is not None)):

@@ -1,6 +1,6 @@
 """Random histories of a rollout side and a training side that share only the log and the sealed groups, with
-crashes of either, zombies and rollbacks. After every record the ledger is held against an independent account
-(`bookkeeping.Account`): conservation, at most once, the staleness bound, monotonic versions, snapshots."""
+crashes of either, zombies and rollbacks. After every record the ledger is held against the audit's account
+(`rl.account`): conservation, at most once, the staleness bound, monotonic versions, snapshots."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Histories(RuleBasedStateMachine):
             self.in_flight[uid] = self.world.serving
         if not new or not up_to_date:
             return
-        line = self.world.account.line(self.world.account.head)
+        line = self.world.account.line
         serving_lag = len(line) - 1 - line.index(self.world.serving)
         capacity = (self.policy.alpha + 1 - serving_lag) * self.policy.examined_per_step
         protected = [uid for uid in new if self.drops.protected(self.rollout, uid.ordinal)]
@@ -238,7 +238,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def the_newest_full_version_is_on_the_line(self) -> None:
-        line = self.world.account.line(self.world.account.head)
+        line = self.world.account.line
         assert self.trainer.newest_full == max(v for v in line if v % 3 == 0)
 
 
