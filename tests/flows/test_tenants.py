@@ -261,7 +261,8 @@ def test_a_service_on_a_fleet_outlives_an_engine(rollmill: Rollmill):
 def test_a_service_on_vllm(rollmill: Rollmill):
     name = "tenants-vllm"
     engine = "engine={type: vllm, instances: {bandwidth_gpu: 1}, max_batch: 16, max_adapters: 4}"
-    with serving(rollmill, name, FLEET, engine, "running=4", "trainers=1", start_s=900) as (tenants, _, said):
+    patient = "deadlines.trajectory=300"  # a vLLM on the CPU of a busy machine
+    with serving(rollmill, name, FLEET, engine, "running=4", "trainers=1", patient, start_s=900) as (tenants, _, said):
         store = ObjectStore.connect(tenants.service.store)
         for n, rank in enumerate((2, 4, 8)):
             tenants.submit(job(f"v{n}", steps=2, lora={"rank": rank}))
