@@ -2,7 +2,8 @@
 
     python -m benchmarks.soak [--minutes 60] [--seed 0] --json
 
-A real run (`benchmarks.crash.real`) loses one of its processes about every 20 seconds, never the driver. Sampled are
+A real run (`benchmarks.crash.real`) loses one of its processes about every 20 seconds, never the driver, and not before
+it made good the loss before: each is followed by a new version within `PATIENCE_S`, or the run has failed. Sampled are
 the processes that live as long as it does: the driver (with Dask's scheduler), the S3 server, Prefect's server; and
 Prefect's database, which grows until the first events of task runs are old enough to go (twenty minutes). The trainer,
 the rollout flow and the engine are spared in turn, each for a third of the time, in which it is sampled, too. `growth`
@@ -33,6 +34,7 @@ from benchmarks.report import Figure, emit
 from infra.store.audit import audit
 from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
+from rl.errors import DeadlineExceeded
 
 PARTS = (*VICTIMS, "engine", "worker")
 SPARED = {
@@ -44,6 +46,7 @@ SPARED = {
 TASK_RUNS = 500
 """`retention.task_runs`: so few that the database has its size early in the hour."""
 BETWEEN_S = (5.0, 35.0)
+PATIENCE_S = 300.0
 SAMPLE_S = 5.0
 
 
@@ -126,18 +129,21 @@ def main(minutes: float, seed: int) -> list[Figure]:
 
 
 def disturb(live: Run, meter: Meter, chance: Random, seconds: float, spared: str, deadly: Collection[str]) -> int:
-    """Kill now and then a part that is not `deadly` to the `spared` one, which is watched; how many were killed."""
-    end, kills = monotonic() + seconds, 0
+    """Kill now and then a part that is not `deadly` to the `spared` one, which is watched; how many were killed.
+    Raises DeadlineExceeded."""
+    end, kills, struck = monotonic() + seconds, 0, live.head() - 1
     blow = monotonic() + chance.uniform(*BETWEEN_S)
     while monotonic() < end:
         live.watch(SAMPLE_S)
         meter.watch(spared, live.find(spared))
         meter.look()
-        if monotonic() > blow:
-            part = chance.choice([part for part in PARTS if part not in deadly])
+        if monotonic() > blow and live.head() > struck:
+            part, struck = chance.choice([part for part in PARTS if part not in deadly]), live.head()
             kills += live.kill(part)
-            print(f"version {live.head()}: killed {part}, database {meter.database[-1]:.1f} MB", flush=True)
+            print(f"version {struck}: killed {part}, database {meter.database[-1]:.1f} MB", flush=True)
             blow = monotonic() + chance.uniform(*BETWEEN_S)
+        elif monotonic() > blow + PATIENCE_S:
+            raise DeadlineExceeded(f"no version after {struck} within {PATIENCE_S:g} s of a kill")
     meter.leave(spared)
     return kills
 

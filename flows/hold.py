@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from time import monotonic, sleep
 from uuid import UUID
 
@@ -57,7 +58,8 @@ def held(config: RunConfig) -> Iterator[None]:
     lease_id = _acquire(client, config, this, SIGN_S if leases else WAIT_S)
     sign(config, **{LEASE: str(lease_id)})
     ended = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(lease_id, ended), name="hold", daemon=True)
+    within = copy_context()  # of the server that this flow run is on
+    renewing = threading.Thread(target=within.run, args=(_renew, lease_id, ended), name="hold", daemon=True)
     renewing.start()
     try:
         yield
