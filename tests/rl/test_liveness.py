@@ -61,7 +61,7 @@ class Rollout:
             self.in_flight[uid] = [world.serving, *(1 + slow * self.dice.randrange(30) for _ in range(MEMBERS))]
             world.flying = {uid: start for uid, (start, *_) in self.in_flight.items()}
         protected = self.drops.protected_attempts(self.ledger)
-        # a rollback forgets who was protected, but not that it was started: then nothing fresh may start above the bound
+        # a rollback forgets who was protected, but they are in flight: then nothing fresh may start above the bound
         if not self.rates.rolls_back or set(admitted) - set(protected):
             assert world.unsettled(self.in_flight) <= world.policy.buffer_groups + len(protected)
         for uid, (start, *turns) in list(self.in_flight.items()):
