@@ -134,14 +134,8 @@ def test_lora_and_the_unit_trajectory_train_too(rollmill: Rollmill):
     audit(rollmill, "lora", 2)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        pytest.param("flows.rollout", marks=pytest.mark.full),
-        "infra.training.main",
-        pytest.param("flows.learn", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full  # in every submission 20 such kills are of tests/test_crash_harness.py
+@pytest.mark.parametrize("module", ["flows.rollout", "infra.training.main", "flows.learn"])
 def test_a_killed_process_is_started_again_and_the_run_ends_well(rollmill: Rollmill, module: str):
     name = f"kill-{module.rsplit('.', 1)[0].replace('.', '-')}-{module.rsplit('.', 1)[1]}"
     process = rollmill.start(*rollmill.train_arguments(name, "training.steps=6"))
@@ -157,6 +151,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_well(rollmill: Rollm
     audit(rollmill, name, 6)
 
 
+@pytest.mark.full
 def test_the_engine_worker_killed_in_mid_run_comes_back(rollmill: Rollmill):
     name = "kill-engine"
     process = rollmill.start(*rollmill.train_arguments(name, "training.steps=6"))
