@@ -54,7 +54,7 @@ class Meter:
     """Memory (MB) and open files of processes by name, and the size (MB) of Prefect's database."""
 
     def __init__(self, home: Path, env: Mapping[str, str], driver: psutil.Process) -> None:
-        self._home = home
+        self._database = home / "prefect"
         self._processes, port = {"driver": driver}, urlsplit(env["PREFECT_API_URL"]).port
         for process in psutil.process_iter(["cmdline"]):
             command = " ".join(process.info["cmdline"] or ())
@@ -72,7 +72,7 @@ class Meter:
                 memory, files = process.memory_info().rss / 1e6, float(process.num_fds())
                 self.memory[name].append(memory)
                 self.files[name].append(files)
-        self.database.append(sum(path.stat().st_size for path in self._home.rglob("prefect.db*")) / 1e6)
+        self.database.append(sum(path.stat().st_size for path in self._database.glob("prefect.db*")) / 1e6)
 
     def watch(self, name: str, process: psutil.Process | None) -> None:
         """Look at this one, too, from now on; None: it is not there just now. Another one of the same name than
