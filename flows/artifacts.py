@@ -46,9 +46,12 @@ class Artifacts:
         self._progress: UUID | None = None
         self._told = -EVERY_S
 
-    def progress(self, share: float, cells: Sequence[tuple[str, str]], alerts: Sequence[Alert] = ()) -> None:
-        """How far it is (0 to 1), with what the console's progress says; at most every `EVERY_S` seconds."""
-        if not self._shown or (monotonic() - self._told < EVERY_S and share < 1.0):
+    def progress(
+        self, share: float, cells: Sequence[tuple[str, str]], alerts: Sequence[Alert] = (), last: bool = False
+    ) -> None:
+        """How far it is (0 to 1), with what the console's progress says; at most every `EVERY_S` seconds, and when it
+        is the `last`."""
+        if not self._shown or (monotonic() - self._told < EVERY_S and not last):
             return
         self._told = monotonic()
         said = ", ".join(f"{name} {value}" for name, value in cells if name != "alerts")

@@ -77,10 +77,10 @@ def _follow(form: JobForm) -> RunState | Figures:
             if entry.state is not told:
                 told = entry.state
                 said.print(f"job {entry.job.id} is {told}", highlight=False)
-            head, steps = tenants.head(entry.job.id), entry.job.training.steps
-            shown.progress(head / steps, [("job", entry.state), ("version", f"{head} of {steps}")])
+            _show(tenants, entry, shown)
             sleep(PERIOD_S)
             entry = tenants.job(form.job.id)
+        _show(tenants, entry, shown, last=True)
     except (StopOrdered, TerminationSignal):
         if orders.cancelled():
             _order(tenants, entry, "cancel")
@@ -89,6 +89,11 @@ def _follow(form: JobForm) -> RunState | Figures:
         _order(tenants, entry, "pause")
         raise
     return _ended(tenants, entry)
+
+
+def _show(tenants: Tenants, entry: Entry, shown: Artifacts, last: bool = False) -> None:
+    head, steps = tenants.head(entry.job.id), entry.job.training.steps
+    shown.progress(head / steps, [("job", entry.state), ("version", f"{head} of {steps}")], last=last)
 
 
 def _ended(tenants: Tenants, entry: Entry) -> RunState | Figures:

@@ -33,7 +33,7 @@ STAGES = ("reset", "interact", "score", "admit")
 
 @dataclass
 class Progress:
-    """Call `refresh` as often as one likes; it looks once a second."""
+    """Call `refresh` as often as one likes; it looks once a second, and at the `last` call."""
 
     config: RunConfig
     log: CommitLog
@@ -63,16 +63,16 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(*exit)
 
-    def refresh(self, alerts: Sequence[Alert] = ()) -> None:
+    def refresh(self, alerts: Sequence[Alert] = (), last: bool = False) -> None:
         now = monotonic()
         self._alerts = alerts
-        if now - self._looked < 1.0:
+        if now - self._looked < 1.0 and not last:
             return
         self._looked = now
         self._look(now)
         if self._live is not None:
             self._live.update(self._table())
-        elif now - self._printed >= LINE_EVERY_S:
+        elif now - self._printed >= LINE_EVERY_S or last:
             self._printed = now
             self.console.print("  ".join(f"{name} {value}" for name, value in self.cells), soft_wrap=True)
 

@@ -6,6 +6,7 @@ Invariant: it only reads, and whatever does not answer costs what it would have 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from flows.alarms import Alarms
@@ -15,6 +16,7 @@ from flows.session import Session
 from infra.store.buffer import SampleBuffer
 from infra.tracking.run import Tracker
 from infra.tracking.server import MlflowRun
+from rl.errors import RollmillError
 
 
 class Watch:
@@ -35,16 +37,20 @@ class Watch:
         return self
 
     def __exit__(self, *exit: Any) -> None:
+        if exit[0] is None:
+            with suppress(RollmillError):
+                self.refresh(last=True)
         self._progress.__exit__(*exit)
         self._tracker.close(self._session.config.deadlines.control)
 
-    def refresh(self) -> None:
+    def refresh(self, last: bool = False) -> None:
+        """`last`: however lately it was looked, so that what is shown at the end is the end."""
         ledger = self._session.log.ledger
         self._alarms.look(ledger.lsn)
         alerts = list(self._alarms.now.values())
-        self._progress.refresh(alerts)
+        self._progress.refresh(alerts, last)
         share = (ledger.head or 0) / self._session.config.training.steps
-        self._artifacts.progress(share, self._progress.cells, alerts)
+        self._artifacts.progress(share, self._progress.cells, alerts, last)
 
 
 def pages(session: Session) -> dict[str, str]:

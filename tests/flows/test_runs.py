@@ -82,6 +82,12 @@ def prefect_names(kind: str) -> set[str]:
         found += [row["name"] for row in page]
 
 
+def prefect_artifact(key: str) -> str:
+    """What Prefect's UI shows under this key; empty if nothing."""
+    answer = httpx.get(f"{os.environ['PREFECT_API_URL']}/artifacts/{key}/latest", trust_env=False)
+    return str(answer.json()["data"]) if answer.status_code == 200 else ""
+
+
 def mlflow_versions(name: str) -> list:
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     return [v for v in client.search_model_versions() if name in v.name]
@@ -102,6 +108,8 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
     assert {"train plain", "rollout default/plain", "learn default/plain"} <= prefect_names("flow_runs")
     assert {"step v4", "evaluate frozen_lake v0"} <= prefect_names("task_runs")
     assert any(name.startswith("group ") for name in prefect_names("task_runs"))
+    assert float(prefect_artifact("progress-default-plain")) == 100
+    assert "version 4/4" in output, "the last line of the progress is the end"
     models = mlflow_versions("plain")
     assert sorted(int(v.tags["policy_version"]) for v in models) == [0, 1, 2, 3, 4]
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from mlflow import MlflowClient
@@ -26,7 +25,7 @@ from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import descendants, find, wait_until
+from tests.flows.test_runs import descendants, find, prefect_artifact, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -123,7 +122,7 @@ def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_al
             assert store.get(f"{tenant}/lake/report/reward.png").startswith(b"\x89PNG")
         assert not list(store.keys("bob/lake/report/")), "it learned nothing"
         wait_until(lambda: {"reward.png", "timeline.png"} <= mlflow_files("ann/lake"), "the pictures in MLflow")
-        wait_until(lambda: prefect_artifact(rollmill, "report-ann-lake"), "the report in Prefect")
+        wait_until(lambda: prefect_artifact("report-ann-lake"), "the report in Prefect")
     assert process.returncode in (0, 130), said.read_text()
     assert not psutil.wait_procs(children, timeout=60)[1]
 
@@ -134,12 +133,6 @@ def mlflow_files(run: str) -> set[str]:
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     found = client.search_runs(experiments, f"tags.`rollmill.run` = '{run}'")
     return {file.path for one in found for file in client.list_artifacts(one.info.run_id)}
-
-
-def prefect_artifact(rollmill: Rollmill, key: str) -> str:
-    """What Prefect's UI shows under this key."""
-    answer = httpx.get(f"{rollmill.env['PREFECT_API_URL']}/artifacts/{key}/latest", trust_env=False)
-    return str(answer.json()["data"]) if answer.status_code == 200 else ""
 
 
 @pytest.mark.full
