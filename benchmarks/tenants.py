@@ -13,6 +13,8 @@ the same number of steps and the same work in each. What is compared, on one eng
     alone        (c)  one job at a time, rollout and training side by side (alpha 1)
     unmixed           ours, but a batch holds the sequences of one tenant at a time (no multi-LoRA)
 
+Each has a service of its own, just started; the smaller sizes of ours share one.
+
 Steps per hour are those of all tenants from the first submission to the end of the last job. An accelerator is the
 engine or the trainer; it is busy while it decodes, or restores and trains, by the clock, also where another process has
 its core. `reward_gap` is the difference of the mean reward over all steps to (a), of the same tenants, in its standard
@@ -62,20 +64,22 @@ TINY, QUICK, FULL = Size((1, 3), 1, 3), Size((1, 8), 3, 8), Size((1, 2, 4, 8, 16
 
 def compare(size: Size, env: Mapping[str, str], home: Path) -> list[Figure]:
     most, found = size.most, {}
-    with serving(service_tree("ours", most), env, home) as (tenants, pid):
-        ours = {n: measure(tenants, pid, n, "ours", size.steps) for n in size.sizes}
-    other: dict[str, tuple[dict[str, Any], int]] = {
+    with serving(service_tree("fewer", most), env, home) as (tenants, pid):
+        ours = {n: measure(tenants, pid, n, "fewer", size.steps) for n in size.sizes[:-1]}
+    compared: dict[str, tuple[dict[str, Any], int]] = {
+        "ours": ({}, 0),
         "one-by-one": ({"running": 1}, 0),
         "rounds": ({"schedule": "rounds"}, 0),
         "alone": ({"running": 1}, 1),
         "unmixed": ({"engine": {"max_batch": 64, "mixed_adapters": False}}, 0),
     }
-    for name, (changes, alpha) in other.items():
+    for name, (changes, alpha) in compared.items():
         with serving(service_tree(name, most) | changes, env, home) as (tenants, pid):
             count = size.alone if changes.get("running") == 1 else most
             found[name] = of_all(measure(tenants, pid, count, name, size.steps, alpha), most)
-    print(text_table(COLUMNS, [cells(n, one) for n, one in ours.items()]))
-    print(text_table(COLUMNS, [cells(name, one) for name, one in {"ours": ours[most], **found}.items()]), flush=True)
+    print(text_table(COLUMNS, [cells(name, one) for name, one in found.items()]))
+    ours[most] = found.pop("ours")
+    print(text_table(COLUMNS, [cells(n, one) for n, one in ours.items()]), flush=True)
     return figures(ours, found, most)
 
 
