@@ -16,7 +16,7 @@ from infra.models.tiny import write_tiny
 from infra.services.processes import free_port
 from rl.config.model import TinySection
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import audit, descendants, find, head, wait_until
+from tests.flows.test_runs import audit, descendants, find, head, that_say, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
@@ -29,7 +29,7 @@ def test_a_run_on_two_classes_outlives_an_engine_and_can_be_profiled(rollmill: R
     process = rollmill.start(*rollmill.train_arguments(name, *sets))
     try:
         wait_until(lambda: head(rollmill, name) >= 1, "version 1")
-        hosts = [p for p in descendants(process) if "infra.engines.process" in " ".join(p.cmdline())]
+        hosts = that_say(process, "infra.engines.process")
         assert len(hosts) == 2 and find(process, "infra.proxy.main") is not None
         for started in descendants(process):
             words = " ".join(started.cmdline())
@@ -46,6 +46,23 @@ def test_a_run_on_two_classes_outlives_an_engine_and_can_be_profiled(rollmill: R
     (lake,) = json.loads(output[output.index("{") :])["domains"]
     assert lake["domain"] == "frozen_lake" and lake["trajectories"] > 0 and lake["sampled"] > 0
     assert lake["runs_on"] == "bandwidth_gpu"
+
+
+def test_an_engine_past_its_restarts_is_given_up_and_the_run_goes_on_with_the_other(rollmill: Rollmill):
+    name = "fleet-of-one"
+    sets = (POOLS, "engine.instances={compute_gpu: 1, bandwidth_gpu: 1}", "training.steps=4", "restarts.engine=0")
+    process = rollmill.start(*rollmill.train_arguments(name, *sets))
+    try:
+        wait_until(lambda: head(rollmill, name) >= 1, "version 1")
+        first, second = that_say(process, "infra.engines.process")
+        first.kill()
+        output, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "is given up" in output and "the run goes on with 1 others" in output, output
+    assert not second.is_running()
+    audit(rollmill, name, 4)
 
 
 @pytest.mark.timeout(1600)

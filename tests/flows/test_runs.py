@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import httpx
 import psutil
@@ -62,13 +63,17 @@ def descendants(process) -> list[psutil.Process]:
 
 
 def find(process, module: str) -> psutil.Process | None:
+    return next((child for child in that_say(process, module) if module in child.cmdline()), None)
+
+
+def that_say(process, word: str) -> list[psutil.Process]:
+    """What the process started whose arguments contain this."""
+    found = []
     for child in descendants(process):
-        try:
-            if module in child.cmdline():
-                return child
-        except psutil.Error:
-            continue
-    return None
+        with suppress(psutil.Error):
+            if word in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def prefect_names(kind: str) -> set[str]:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.conftest import Rollmill
+from tests.flows.test_runs import audit, head, that_say, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
@@ -62,3 +63,21 @@ def test_a_run_is_scored_by_functions_and_throttling_is_never_a_reward_of_0(
     scores = [(span["start"], span["end"]) for row in table for span in row["spans"] if span["stage"] == "score"]
     overlaps = sum(a[0] < b[1] and b[0] < a[1] for a, b in combinations(scores, 2))
     assert overlaps > 0, "with one function at a time, who was scored at once with another was throttled"
+
+
+def test_a_run_outlives_its_reward_endpoint(with_package: Rollmill) -> None:
+    name, steps = "endpoint-dies", 4
+    sets = ("domains.0.reward=my_rewards:walked", "serverless={type: local}", "training.dynamic_sampling=false")
+    process = with_package.start(*with_package.train_arguments(name, f"training.steps={steps}", *sets))
+    try:
+        wait_until(lambda: head(with_package, name) >= 1, "version 1")
+        endpoints = that_say(process, "infra.serverless.local")
+        assert endpoints
+        for endpoint in endpoints:
+            endpoint.kill()
+        output, _ = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    taken = audit(with_package, name, steps)
+    assert all(step.metrics["reward"] >= 1.0 for step in taken[1:]), "a lost reward was counted as 0"

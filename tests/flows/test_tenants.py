@@ -25,7 +25,7 @@ from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import descendants, find, prefect_artifact, wait_until
+from tests.flows.test_runs import find, prefect_artifact, that_say, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -237,7 +237,7 @@ def test_a_service_on_a_fleet_outlives_an_engine(rollmill: Rollmill):
         tenants.submit(job("nia", steps=8))
         tenants.submit(job("oto", steps=8, domains=own(runs_on="compute_gpu")))
         wait_until(lambda: all(len(steps_of(store, f"{t}/lake")) > 1 for t in ("nia", "oto")), "first steps")
-        hosts = [p for p in descendants(process) if "infra.engines.process" in " ".join(p.cmdline())]
+        hosts = that_say(process, "infra.engines.process")
         assert len(hosts) == 2 and find(process, "infra.proxy.main") is not None
         hosts[0].kill()
         for tenant in ("nia", "oto"):

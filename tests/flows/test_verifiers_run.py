@@ -13,6 +13,7 @@ from rl.records import Step
 from tests.envs.adapters.libraries import python_of
 from tests.envs.adapters.test_verifiers import LESSON
 from tests.flows.conftest import Rollmill
+from tests.flows.test_runs import audit, head, that_say, wait_until
 from tests.proxy.agents.qwen import save_qwen
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]
@@ -20,17 +21,18 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mar
 TASKSETS = Path(__file__).parents[1] / "envs" / "adapters" / "tasksets"
 
 
-def test_a_librarys_environment_is_trained_on_as_it_is(rollmill: Rollmill, tmp_path: Path) -> None:
+def lesson(rollmill: Rollmill, tmp_path: Path, name: str, steps: int) -> tuple[Rollmill, str]:
+    """The command line, and the file of a run on the library's environment."""
     model = save_qwen(tmp_path / "model", [LESSON], steps=70)
     env = {"taskset": {"id": "number_tasks", "task": {}}, "player": {}}
     options = {"env": env, "python": python_of("verifiers")}
     config = {
-        "name": "verifiers",
+        "name": name,
         "model": {"source": {"type": "pretrained", "path": str(model)}},
         "domains": [{"name": "numbers", "environment": "verifiers", "environment_options": options, "max_turns": 4}],
         "rollout": {"max_new_tokens": 16, "max_tokens": 512},
         "training": {
-            "steps": 2,
+            "steps": steps,
             "groups_per_step": 2,
             "group_size": 4,
             "learning_rate": 1e-4,
@@ -41,10 +43,14 @@ def test_a_librarys_environment_is_trained_on_as_it_is(rollmill: Rollmill, tmp_p
         "pools": {"type": "local", "cpu": 16, "lambda": 2},
         "deadlines": {"start": 600, "control": 600},
     }
-    file = tmp_path / "verifiers.json"
+    file = tmp_path / f"{name}.json"
     file.write_text(json.dumps(config))
-    found = dataclasses.replace(rollmill, env=rollmill.env | {"PYTHONPATH": str(TASKSETS)})
-    code, output = found("train", str(file))
+    return dataclasses.replace(rollmill, env=rollmill.env | {"PYTHONPATH": str(TASKSETS)}), str(file)
+
+
+def test_a_librarys_environment_is_trained_on_as_it_is(rollmill: Rollmill, tmp_path: Path) -> None:
+    found, file = lesson(rollmill, tmp_path, "verifiers", 2)
+    code, output = found("train", file)
     assert code == 0, output
     log = rollmill.log("verifiers")
     steps = [record for record in log.records(1) if isinstance(record, Step)]
@@ -59,3 +65,20 @@ def test_a_librarys_environment_is_trained_on_as_it_is(rollmill: Rollmill, tmp_p
     for member in (member for group in groups for member in group.members):
         member.check()
         assert member.reward == member.environment_reward and member.info["task"].startswith("number ")
+
+
+def test_a_run_outlives_the_host_of_its_environments(rollmill: Rollmill, tmp_path: Path) -> None:
+    name, steps = "host-dies", 4
+    found, file = lesson(rollmill, tmp_path, name, steps)
+    process = found.start("train", file)
+    try:
+        wait_until(lambda: head(rollmill, name) >= 1, "version 1")
+        hosts = that_say(process, "envs.adapters.hosted")
+        assert hosts
+        for host in hosts:
+            host.kill()
+        output, _ = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    audit(rollmill, name, steps)
