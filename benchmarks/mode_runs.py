@@ -1,7 +1,7 @@
 """Runs of the preset `long_tail` that compare: one after the other, on one set of services and one warmed-up model.
 
-What no schedule of a mode could beat follows from the stage times that were measured in its own run (per step: L
-slowest group, T training, W = max(busiest process, processor time / cores)):
+What is attainable in a mode is estimated from the mean stage times of its own run (a single step may be luckier; per
+step: L slowest group, T training, W = max(busiest process, processor time / cores)):
 
     sync, sync_plus   L + T          one_off   max(L, T, W)
     rollart           max((L + T) / (alpha + 1), T, W)
