@@ -32,6 +32,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.flow_runs import GONE
+from infra.services.processes import is_service
 from rl.errors import ConfigError, RollmillError
 
 POOL = "rollmill"
@@ -142,8 +143,9 @@ def _watch_the_dead() -> None:
 
 
 def _end_children() -> None:
-    """End the flow runs of this worker well: each leaves a run that can be resumed."""
-    children = psutil.Process().children(recursive=False)
+    """End the flow runs of this worker well: each leaves a run that can be resumed. Services that this process started
+    stay up for them; they end last."""
+    children = [child for child in psutil.Process().children(recursive=False) if not is_service(child)]
     for child in children:
         with suppress(psutil.NoSuchProcess):
             child.terminate()

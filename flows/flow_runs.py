@@ -4,13 +4,13 @@ Invariants
 - Every flow run of a run carries the tag `run:{tenant}.{name}` and, as labels, the process that it is.
 - What is asked in the UI ends the flow by an error at its next `Orders.check`, so through every `finally`: whatever
   it started ends first. Stopped, it is Cancelled; paused, it is Suspended, and resuming starts it anew, from the store.
-- A flow run whose process is gone is Crashed, and so are its task runs: nothing stays Running for ever.
+- A flow run whose process is gone is Crashed, and so are its task runs: nothing stays Running for ever. One that was
+  taken for gone and lives says so at its next look.
 - Prefect shows and orders, the store is the truth: a server that does not answer stops nothing.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +29,7 @@ from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, Stat
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.exceptions import Pause, TerminationSignal
-from prefect.states import Cancelled, Crashed, Suspended
+from prefect.states import Cancelled, Crashed, Running, Suspended
 
 from flows.told import ask, noted
 from infra.services.processes import Identity
@@ -84,6 +84,10 @@ class Orders:
             state = self._state
         if state is None:
             return
+        if state.type is StateType.CRASHED and client is not None and this is not None:
+            # its heartbeats were missed, over a long sleep or an outage of the server; but it lives
+            self._state = None
+            ask(lambda: client.set_flow_run_state(this, Running(message="it lives"), force=True))
         if state.type in (StateType.CANCELLING, StateType.CANCELLED):
             raise StopOrdered("the flow run was cancelled; go on with --resume")
         if state.type is StateType.PAUSED:
@@ -159,9 +163,9 @@ def sign(config: RunConfig, **more: str) -> None:
     if context is None or context.flow_run is None or not isinstance(context.client, SyncPrefectClient):
         return
     this, client = context.flow_run, context.client
-    process = psutil.Process()
-    began = repr(process.create_time())
-    labels: dict[str, bool | int | float | str] = {HOST: socket.gethostname(), PID: str(process.pid), BEGAN: began}
+    here = Identity.of(psutil.Process())
+    began = f"{here.began!r} {here.boot}"
+    labels: dict[str, bool | int | float | str] = {HOST: socket.gethostname(), PID: str(here.pid), BEGAN: began}
     with suppress(httpx.HTTPError):
         client.update_flow_run(this.id, tags=sorted({*this.tags, "rollmill", run_tag(config)}))
         client.update_flow_run_labels(this.id, {**labels, **more})
@@ -170,9 +174,10 @@ def sign(config: RunConfig, **more: str) -> None:
 def is_gone(flow_run: FlowRun) -> bool:
     """Whether it signed as a process of this machine that no longer lives."""
     labels = flow_run.labels
-    if labels.get(HOST) != socket.gethostname() or labels.get(PID) in ("", str(os.getpid())):
+    if labels.get(HOST) != socket.gethostname() or not labels.get(PID):
         return False
-    return Identity(int(labels[PID]), float(labels[BEGAN])).process() is None
+    began, _, boot = str(labels[BEGAN]).partition(" ")
+    return Identity(int(labels[PID]), float(began), boot).process() is None
 
 
 def flow_runs(client: SyncPrefectClient, tag: str) -> list[FlowRun]:

@@ -24,7 +24,7 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext, SettingsContext, get_settings_context
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import CancelledRun
+from prefect.exceptions import CancelledRun, ObjectNotFound
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, Settings
 
@@ -48,7 +48,7 @@ _away = -AWAY_S
 
 
 def ask(call: Callable[[], T]) -> T | None:
-    """What the server answers; None where it is away."""
+    """What the server answers; None where it is away, or knows nothing of what it is asked (somebody deleted it)."""
     global _away
     if monotonic() - _away < AWAY_S:
         return None
@@ -56,7 +56,7 @@ def ask(call: Callable[[], T]) -> T | None:
     try:
         with SettingsContext(profile=context.profile, settings=_brief(context.settings)):
             return call()
-    except httpx.HTTPStatusError:
+    except (httpx.HTTPStatusError, ObjectNotFound):
         return None
     except httpx.HTTPError:
         _away = monotonic()
@@ -122,7 +122,7 @@ def run_flow(flow: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     token = _end.set(end)
     try:
         return flow(*arguments, **named)
-    except (httpx.HTTPError, RuntimeError) as error:
+    except (httpx.HTTPError, ObjectNotFound, RuntimeError) as error:
         if end.error is not None:
             raise end.error from None
         if not _of_the_server(error):
@@ -133,7 +133,8 @@ def run_flow(flow: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
                 f"Prefect's server at {where} does not answer, and the flow can not begin; start it, and go on with "
                 f"--resume"
             ) from error
-        print(f"Prefect's server at {where} does not answer, and was not told that this ended", file=sys.stderr)
+        missing = "has no such flow run any more" if isinstance(error, ObjectNotFound) else "does not answer"
+        print(f"Prefect's server at {where} {missing}, and was not told that this ended", file=sys.stderr)
         return end.value  # type: ignore[return-value]
     finally:
         if end.hurry is not None:
@@ -142,7 +143,7 @@ def run_flow(flow: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
 
 
 def _of_the_server(error: BaseException) -> bool:
-    return isinstance(error, httpx.HTTPError) or "Failed to reach API" in str(error)
+    return isinstance(error, httpx.HTTPError | ObjectNotFound) or "Failed to reach API" in str(error)
 
 
 def leave(code: str | int | None) -> NoReturn:

@@ -25,6 +25,7 @@ from infra.services.service import HOST, Launch
 MARK = "ROLLMILL_SERVICE"
 # Below Linux's range for outgoing connections (32768 and up): no client socket sits on a port we chose.
 _AUTO_PORTS = range(15_000, 32_000)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOG_LIMIT_BYTES = 16 * 1024 * 1024
 # Held so that a child of this process is reaped (and no ResourceWarning is given) when it ends before us.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -35,17 +36,35 @@ class Identity:
     """A process for certain: pid alone is reused by the kernel."""
 
     pid: int
-    create_time: float
-    """Seconds since the epoch, as psutil gives it."""
+    began: float
+    """Seconds from the machine's start on Linux, whose kernel counts so, and psutil adds a clock that may be set since,
+    as when a laptop wakes up; elsewhere since the epoch."""
+    boot: str
+    """Of which start of the machine."""
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Identity:
+        """Of one that was just looked up: psutil keeps its time. Raises psutil.NoSuchProcess."""
+        began = process.create_time()
+        return cls(process.pid, began - psutil.boot_time() if psutil.LINUX else began, boot())
 
     def process(self) -> psutil.Process | None:
         """The living process, or None if it is gone (or the pid is another's now)."""
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.create_time) < 0.05
+            now = Identity.of(process)
         except psutil.NoSuchProcess:
             return None
+        same = now.boot == self.boot and abs(now.began - self.began) < 0.05
         return process if same and alive(process) else None
+
+
+def boot() -> str:
+    """What no other start of this machine has; empty where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def alive(process: psutil.Process) -> bool:
@@ -87,9 +106,17 @@ def spawn(launch: Launch, *, data_dir: Path, name: str, log: Path) -> Identity:
         )
     _children[child.pid] = child
     try:
-        return Identity(child.pid, psutil.Process(child.pid).create_time())
+        return Identity.of(psutil.Process(child.pid))
     except psutil.NoSuchProcess:  # already gone; the caller's wait finds out and shows the log
-        return Identity(child.pid, 0.0)
+        return Identity(child.pid, 0.0, "")
+
+
+def is_service(process: psutil.Process) -> bool:
+    """Whether it is, or was started by, a service of whatever data directory."""
+    try:
+        return MARK in process.environ()
+    except (psutil.Error, OSError):  # not ours to read, or gone
+        return False
 
 
 def family(data_dir: Path, name: str, leader: Identity | None) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from infra.services.errors import StateUnreadable
 from infra.services.processes import Identity
@@ -50,13 +51,18 @@ def load(data_dir: Path) -> dict[str, Record]:
             name: Record(
                 port=int(item["port"]),
                 inner={key: int(port) for key, port in item["inner"].items()},
-                identity=Identity(**item["identity"]) if item["identity"] else None,
+                identity=_identity(item["identity"]),
                 started_at=item["started_at"],
             )
             for name, item in raw["services"].items()
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StateUnreadable(path, f"{type(error).__name__}: {error}") from error
+
+
+def _identity(kept: dict[str, Any] | None) -> Identity | None:
+    """What an earlier version wrote has the clock's time: such a service is found by its mark."""
+    return None if kept is None or "create_time" in kept else Identity(**kept)
 
 
 def save(data_dir: Path, records: dict[str, Record]) -> None:

@@ -139,8 +139,8 @@ def test_a_reused_pid_is_never_killed(home: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         records = state.load(home)
-        created = psutil.Process(bystander.pid).create_time()
-        records["s3"].identity = processes.Identity(bystander.pid, created - 1000)
+        theirs = processes.Identity.of(psutil.Process(bystander.pid))
+        records["s3"].identity = dataclasses.replace(theirs, began=theirs.began - 1000)
         state.save(home, records)
         assert supervisor.down(home) == []
         assert bystander.poll() is None
