@@ -55,6 +55,7 @@ class Alarms:
         self._tracker, self._artifacts, self._console = tracker, artifacts, console
         self._line: list[Step] = []
         self._lsn = 0
+        self._evaluations: dict[str, list[Evaluation]] = {}
         self.now: dict[Kind, Alert] = {}
 
     def look(self, lsn: int) -> None:
@@ -63,7 +64,7 @@ class Alarms:
             return
         try:
             records = list(self._reader.records(self._lsn + 1))
-            evaluations = load_all(self._config, self._reader.store)
+            evaluations = load_all(self._config, self._reader.store, self._evaluations)
         except StoreError:
             return
         self._line = live_line(self._line, records)

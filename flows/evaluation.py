@@ -6,9 +6,10 @@ enters the sample buffer; a problem that fails for infrastructure reasons is rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from statistics import fmean
+from threading import Event
 
 from distributed import Client
 from prefect import task
@@ -31,15 +32,25 @@ from tasks.score import score
 
 STAGES = Stages(reset, interact, score, collect)
 AT_ONCE = 128
+PERIOD_S = 0.5
 
 
 @task(task_run_name="evaluate {domain} v{version}", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client, run: str) -> Evaluation:
-    """Play the held-out problems of a domain. Raises TooManyFailures when most of them could not be played."""
+def evaluate_domain(
+    domain: str, version: int, config: RunConfig, client: Client, run: str, look: Callable[[], None]
+) -> Evaluation:
+    """Play the held-out problems of a domain. `look` is called all the while; what it raises ends the plays.
+
+    Raises TooManyFailures when most of them could not be played."""
     placements = Placements(STAGES, slots(client))
     problems = config.stream.held_out(domain, config.evaluation.problems)
 
+    graphs: list[GroupGraph] = []
+    ended = Event()
+
     def play(problem: Problem) -> Played | None:
+        if ended.is_set():
+            return None
         graph = GroupGraph(
             client,
             placements,
@@ -51,13 +62,23 @@ def evaluate_domain(domain: str, version: int, config: RunConfig, client: Client
             config.rollout.member_retries,
             config.deadlines.trajectory,
         )
+        graphs.append(graph)
         try:
             return graph.run()
         except StageFailure:
             return None
 
     with ThreadPoolExecutor(min(AT_ONCE, len(problems))) as threads:
-        played = [one for one in threads.map(play, problems) if one is not None]
+        plays = [threads.submit(play, problem) for problem in problems]
+        try:
+            while wait(plays, PERIOD_S).not_done:
+                look()
+        except BaseException:
+            ended.set()
+            for graph in graphs:
+                graph.cancel()
+            raise
+        played = [one for one in (done.result() for done in plays) if one is not None]
     if len(played) * 2 < len(problems):
         raise TooManyFailures(
             f"evaluation of {domain} at version {version}: only {len(played)} of {len(problems)} problems could be "
@@ -95,14 +116,16 @@ def summarise(
     )
 
 
-def evaluate(config: RunConfig, store: ObjectStore, client: Client, run: str, version: int) -> list[Evaluation]:
+def evaluate(
+    config: RunConfig, store: ObjectStore, client: Client, run: str, version: int, look: Callable[[], None]
+) -> list[Evaluation]:
     """Evaluate every domain at `version`, which the engines must serve; kept in the store, so that a resumed
-    run does not do it twice, and told to MLflow."""
+    run does not do it twice, and told to MLflow. `look` as for a domain."""
     if config.evaluation.problems == 0:
         return []
     if (kept := load(config, store, version)) is not None:
         return kept
-    results = [evaluate_domain(d.name, version, config, client, run) for d in config.domains]
+    results = [evaluate_domain(d.name, version, config, client, run, look) for d in config.domains]
     keep(config, store, results)
     tracker = Tracker.start(config, "evaluator")
     tracker.log_step(version, {f"held_out_{r.domain}": r.reward for r in results})

@@ -75,10 +75,17 @@ def load(config: RunConfig, store: ObjectStore, version: int) -> list[Evaluation
     return kept if enough else None
 
 
-def load_all(config: RunConfig, store: ObjectStore) -> list[Evaluation]:
-    """Every kept evaluation of the run, by version."""
+def load_all(
+    config: RunConfig, store: ObjectStore, known: dict[str, list[Evaluation]] | None = None
+) -> list[Evaluation]:
+    """Every kept evaluation of the run, by version. `known` are those that the caller read before, which are written
+    once and so not read again; what is read is added."""
+    known = {} if known is None else known
     keys = sorted(store.keys(f"{config.prefix}evaluations/"))
-    return [evaluation for key in keys for evaluation in _read(store, key)]
+    for key in keys:
+        if key not in known:
+            known[key] = _read(store, key)
+    return [evaluation for key in keys for evaluation in known[key]]
 
 
 def pending(config: RunConfig, store: ObjectStore, ledger: Ledger) -> list[int]:

@@ -19,11 +19,11 @@ def publish(config: RunConfig, store: ObjectStore, report: Report) -> None:
     records = records_of(config, store)
     head = max(record.version for record in records if isinstance(record, Step))
     tracker = Tracker.start(config, "report")
-    tracker.rebuild(records)
-    if "rollout_idle" in report.figures:
-        tracker.log_step(head, {"rollout_idle": report.figures["rollout_idle"]})
     for path in report.files:
         tracker.log_artifact(path)
+    if "rollout_idle" in report.figures:
+        tracker.log_step(head, {"rollout_idle": report.figures["rollout_idle"]})
+    tracker.rebuild(records)  # last: of a long run it takes longest, and the time is bounded
     tracker.close(config.deadlines.control)
     artifacts = Artifacts(config)
     artifacts.versions(version_rows(records))

@@ -102,10 +102,10 @@ class Session:
         return part
 
     def _look(self, died: bool) -> None:
-        """While a part is watched: what the UI asks; and what a part that died has left Running there."""
+        """While a part is watched: the engines, what the UI asks; and what a part that died has left Running there."""
         if died:
             crash_the_gone_of(self.config)
-        self.orders.check()
+        self.check_engine()
 
     def start_engine(self) -> None:
         """The proxy with its engines; it serves as soon as the log names a version."""
@@ -168,7 +168,7 @@ class Session:
 
     def evaluate(self, version: int) -> list[Evaluation]:
         """Held-out evaluation of the version that is served."""
-        results = evaluate(self.config, self.log.store, self.client, self.key, version)
+        results = evaluate(self.config, self.log.store, self.client, self.key, version, self.check_engine)
         for result in results:
             self.console.print(str(result), highlight=False)
         return results

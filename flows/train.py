@@ -80,5 +80,6 @@ def _train(session: Session) -> None:
     for evaluator in evaluators:
         left = len(pending(config, log.store, log.sync()))
         evaluator.finish(session.console, config.deadlines.start + (1 + left) * config.deadlines.trajectory)
+    session.wait_until_serving()
     session.serve(steps)
     session.evaluate(steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -265,3 +266,21 @@ def _is_work(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return any(mark in line for mark in ("flows.rollout", "flows.learn", "infra.training", "prefect.engine"))
+
+
+WORKER = """
+import subprocess, sys
+from flows.deployments import _end_children
+from infra.services.processes import MARK
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+service, run = subprocess.Popen(sleep, env={MARK: "s3@/somewhere"}), subprocess.Popen(sleep)
+_end_children()
+print("ended" if run.poll() is not None else "runs", "runs" if service.poll() is None else "ended")
+service.kill()
+"""
+
+
+def test_a_worker_ends_its_flow_runs_before_its_services() -> None:
+    """Which they need to end well; `rollmill serve` ends those last."""
+    done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["ended", "runs"], done.stderr
