@@ -14,9 +14,9 @@ from sim.validation.rows import BY_EXPERIMENT, ROWS, Row
 from sim.validation.table import WHOLE, Checked, share_right
 
 EXPERIMENTS = {experiment.__name__: experiment for experiment in WHOLE}
-SLOW = ("redundancy", "prefill_decode", "swe_step", "affinity", "scaling")
+SLOW = ("redundancy", "prefill_decode", "swe_step", "affinity", "scaling", "production")
 """Seconds each of one core."""
-FULL = ("whole_chain", "mixes", "bounds", "production")
+FULL = ("whole_chain", "mixes", "bounds")
 """Minutes together."""
 AS_ABOVE = "as above"
 DOCUMENTED = 0.02
