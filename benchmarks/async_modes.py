@@ -9,7 +9,7 @@ as in RollArt's comparison; they share engine, store, trainer and placement.
 For each mode it prints where the time goes, and what is attainable there (estimated, `benchmarks.mode_runs`);
 `rollart_over_X` is throughput over throughput; `attainable` the same ratio of those bounds; `over_bound` the step of
 `rollart` over W alone, which no machine with these cores beats in whatever mode. `simulated` is what the simulator
-(`sim.machine`) makes of the stage times of both runs, which are figures too.
+(`sim.machine`) makes of the stage times and the tokens per step of both runs, which are figures too.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def simulate(found: Mapping[str, Measured]) -> list[Figure]:
         for mode, times in runs.items()
         for name in ("group_s", "slowest_s", "train_s", "push_s", "swap_s", "work_s")
     ]
+    figures += [Figure(f"{mode}_tokens", times.tokens, "tokens per step") for mode, times in runs.items()]
     if "rollart" not in runs:
         return figures
     best, off = found["rollart"], [0.0]
@@ -94,6 +95,7 @@ def stage_times(m: Measured) -> StageTimes:
         push_s=m.shares.get("push", 0.0) * m.step_s,
         swap_s=m.shares.get("swap", 0.0) * m.step_s,
         work_s=work_bound(m),
+        tokens=m.tokens_per_s * m.step_s,
     )
 
 

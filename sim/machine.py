@@ -48,6 +48,8 @@ class StageTimes:
     work_s: float = 0.0
     """Of the busiest process, or of all on all cores: no step is shorter."""
     late: Literal["wait", "draw_again"] = "wait"
+    tokens: float = 1.0
+    """Of the mean batch, in any unit that the runs to be compared share."""
 
 
 def predicted_step(times: StageTimes, seed: int = 0) -> float:
@@ -85,9 +87,9 @@ def predicted_step(times: StageTimes, seed: int = 0) -> float:
 
 
 def predicted_ratios(runs: Mapping[str, StageTimes], best: str = "rollart") -> dict[str, float]:
-    """By how much `best` outruns each of the others: `rollart_over_sync` and so on."""
-    seconds = {name: predicted_step(times) for name, times in runs.items()}
-    return {f"{best}_over_{name}": s / seconds[best] for name, s in seconds.items() if name != best}
+    """By how much `best` outruns each of the others, in tokens per second: `rollart_over_sync` and so on."""
+    speed = {name: times.tokens / predicted_step(times) for name, times in runs.items()}
+    return {f"{best}_over_{name}": speed[best] / other for name, other in speed.items() if name != best}
 
 
 def spread_of(mean: float, slowest: float, count: int) -> float:

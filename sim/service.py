@@ -116,7 +116,7 @@ class Service:
         """How many of so many, by what the tenants are entitled to."""
         self._wanted[run.number] = wanted
         if self._rounds is not None:
-            if self._rounds.look({job_id(one.number): one.serving for one in runs if one.begun and not one.over}):
+            if self._rounds.look(self._served(runs)):
                 for one in runs:  # those that were told to wait may start, too
                     one.changed = one.changed or bool(self._wanted.get(one.number))
             if not self._rounds.may(job_id(run.number), run.serving):
@@ -129,6 +129,12 @@ class Service:
             granted = self._allotted(run, most, runs)
         self._wanted[run.number] -= granted
         return granted
+
+    def _served(self, runs: Sequence[Run]) -> dict[str, int | None]:
+        """The version of every job that has a place and is not over; None before its first one is served, for which
+        the others' round waits, as in a service."""
+        placed = ((entry.job.id, runs[number_of(entry.job.id)]) for entry in self._jobs.running)
+        return {id: run.serving if run.begun else None for id, run in placed if not run.over}
 
     def _allotted(self, run: Run, most: int, runs: Sequence[Run]) -> int:
         """As the rollout of a service asks for it."""

@@ -43,11 +43,15 @@ class Checked:
     def as_json(self) -> dict[str, Any]:
         return asdict(self.row) | {"predicted": self.predicted, "error": self.error, "right": self.right}
 
+    @property
+    def published(self) -> str:
+        row = self.row
+        return f"{row.low:.4g}" if row.low == row.high else f"{row.low:.4g} to {row.high:.4g}"
+
     def __str__(self) -> str:
         row = self.row
-        published = f"{row.low:.4g}" if row.low == row.high else f"{row.low:.4g} to {row.high:.4g}"
         kind = "fitted" if row.fitted else "right" if self.right else "OFF"
-        return f"{row.name:50s} {published:>14s} {self.predicted:9.4g} {row.unit:6s} {self.error:+7.1%}  {kind}"
+        return f"{row.name:50s} {self.published:>14s} {self.predicted:9.4g} {row.unit:6s} {self.error:+7.1%}  {kind}"
 
 
 def check(experiments: Iterable[Experiment] = WHOLE) -> list[Checked]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,9 +43,8 @@ def test_modes_take_what_their_order_makes_of_the_stages():
 def test_no_step_is_shorter_than_its_work():
     quick = of("rollart", work_s=20.0)
     assert predicted_step(quick) == 20.0
-    assert predicted_ratios({"sync_plus": of("sync_plus", work_s=40.0), "rollart": quick}) == {
-        "rollart_over_sync_plus": 2.0
-    }
+    slow = of("sync_plus", work_s=40.0, tokens=0.5)
+    assert predicted_ratios({"sync_plus": slow, "rollart": quick}) == {"rollart_over_sync_plus": 4.0}
 
 
 MEASURED = {
@@ -57,11 +57,41 @@ MEASURED = {
     ("rollart", "wait"): (4.48, 6.57, 0.92, 1.91, 3.73),
     ("rollart", "draw_again"): (3.89, 5.75, 1.23, 2.75, 4.13),
 }
+BEST = ("rollart", "wait")
+FASTER = {
+    ("sync", "wait"): 3.70,
+    ("sync_plus", "wait"): 2.20,
+    ("one_off", "wait"): 1.89,
+    ("areal", "wait"): 1.03,
+    ("rollart", "draw_again"): 1.26,
+}
+"""Tokens per second of `rollart` over those of each, of that same run. It is not the ratio of the steps: batches of the
+modes had different tokens."""
+OFF = {("areal", "wait"): 0.12}
+"""What is beyond a tenth, as docs/simulator.md tells."""
+OFF_WITHOUT_TOKENS = {("sync", "wait"), ("one_off", "wait"), ("areal", "wait"), ("rollart", "draw_again")}
+
+
+@cache
+def predicted(mode: str, late: str) -> float:
+    group, slowest, train, work, _ = MEASURED[mode, late]
+    return predicted_step(of(mode, group_s=group, slowest_s=slowest, train_s=train, work_s=work, late=late))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "late"), MEASURED)
 def test_steps_that_were_measured_are_predicted_within_a_tenth(mode: str, late: str) -> None:
-    group, slowest, train, work, measured = MEASURED[mode, late]
-    times = of(mode, group_s=group, slowest_s=slowest, train_s=train, work_s=work, late=late)
-    assert predicted_step(times) == pytest.approx(measured, rel=0.10)
+    assert predicted(mode, late) == pytest.approx(MEASURED[mode, late][-1], rel=0.10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "late"), FASTER)
+def test_ratios_that_were_measured_are_predicted_within_a_tenth_but_for_what_is_named(mode: str, late: str) -> None:
+    """Given the tokens of a batch, as `benchmarks.async_modes` gives them; without them most are not."""
+    steps = predicted(mode, late) / predicted(*BEST)
+    tokens = MEASURED[mode, late][-1] / MEASURED[BEST][-1] / FASTER[mode, late]
+    error, without = steps / tokens / FASTER[mode, late] - 1, steps / FASTER[mode, late] - 1
+    print(f"rollart over {mode}, {late}: {error:+.1%} with tokens of {tokens:.3f}, {without:+.1%} without")
+    assert (abs(error) > 0.10) == ((mode, late) in OFF)
+    assert abs(error) <= OFF.get((mode, late), 0.10)
+    assert (abs(without) > 0.10) == ((mode, late) in OFF_WITHOUT_TOKENS)

@@ -10,9 +10,10 @@ from rl.ledger import Ledger
 from rl.placement import HardwareClass
 from rl.records import Record
 from sim.cluster import Cluster
-from sim.config import PoolSection, Redundancy
+from sim.config import Efficiency, PoolSection, Redundancy
 from sim.run import Run
-from tests.sim.scenes import VARIED, scenario
+from sim.simulate import simulate
+from tests.sim.scenes import STEADY, VARIED, scenario
 
 STEPS = 6
 FAILING = VARIED.model_copy(update={"failure": 0.15})
@@ -101,6 +102,17 @@ def test_a_batch_is_asked_for_only_when_there_may_be_one(monkeypatch):
     monkeypatch.setattr(Run, "_may_be_enough", lambda self: True)
     eager, _ = watched(monkeypatch, alpha=2, domain=FAILING)
     assert lazy.runs[0].steps == eager.runs[0].steps
+
+
+def test_under_alpha_1_commits_come_in_pairs_that_cost_no_throughput():
+    """What starts together ends together: two steps, one right after the other, take the slowest group and a training,
+    the least that `rl.modes` allows."""
+    quick = Efficiency(push_bandwidth=1e12, pull_bandwidth=1e12)
+    found = simulate(scenario(STEADY, mode="rollart", alpha=1, steps=20, warmup=6, efficiency=quick))
+    waits = np.diff([step.committed for step in found.steps])[6:]
+    short, long = sorted((waits[::2], waits[1::2]), key=np.mean)
+    assert short == pytest.approx(found.train_s, rel=0.02) and long.min() > 3 * short.max()
+    assert 2 * waits.mean() == pytest.approx(np.median(found.durations) + found.train_s, rel=0.05)
 
 
 def test_tenants_share_engines_and_trainer_fairly():

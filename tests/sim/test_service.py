@@ -53,6 +53,15 @@ def test_in_rounds_nobody_is_a_version_ahead():
     assert free.now == pytest.approx(rounds.now, rel=0.1), "the slow one alone decides"
 
 
+def test_the_first_round_waits_for_every_job_that_has_a_place():
+    """One whose first version comes late is in it, as in a service: none rolls out alone before the others."""
+    shares = (TenantSection(), TenantSection(begins=10.0))
+    first, late = played(steps=2, domains=(STEADY,), shares=shares, tenants=2, schedule="rounds").runs
+    assert first.steps[0].batch == pytest.approx(late.steps[0].batch, abs=1.0) and first.steps[0].batch > 10.0
+    alone = played(steps=2, domains=(STEADY,), shares=shares, tenants=2).runs[0]
+    assert first.steps[0].batch == pytest.approx(alone.steps[0].batch + 10.0, abs=1.0)
+
+
 def test_a_quota_is_never_exceeded_and_holds_up_nobody_else():
     shares = (TenantSection(quota=4), TenantSection(), TenantSection())
     cluster = Cluster(scenario(VARIED, **SHARED, shares=shares), 3)
