@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import time
@@ -15,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from flows.tenant_service import Tenants, load_service
 from flows.tenants import find_service
@@ -25,7 +23,7 @@ from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import descendants, find, prefect_artifact, wait_until
+from tests.flows.test_runs import descendants, find, mlflow_files, prefect_artifact, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -125,14 +123,6 @@ def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_al
         wait_until(lambda: prefect_artifact("report-ann-lake"), "the report in Prefect")
     assert process.returncode in (0, 130), said.read_text()
     assert not psutil.wait_procs(children, timeout=60)[1]
-
-
-def mlflow_files(run: str) -> set[str]:
-    """Artifacts of a run in MLflow."""
-    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = client.search_runs(experiments, f"tags.`rollmill.run` = '{run}'")
-    return {file.path for one in found for file in client.list_artifacts(one.info.run_id)}
 
 
 @pytest.mark.full
