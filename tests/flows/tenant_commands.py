@@ -94,9 +94,9 @@ def check_orders(commands: Commands, job: dict[str, Any], file: Path) -> str:
     assert f"{id} is waiting" in commands.good("submit", str(file))
     assert f"{id} is paused" in commands.good("pause", id)
     assert re.search(rf"^ *{id} +paused ", listed := commands.good("list"), re.MULTILINE), listed
-    assert "resume" in (said := commands.bad("pause", id)) or "paused" in said
+    assert f"{id!r} is paused: pause is for" in commands.bad("pause", id)
     assert f"{id} is waiting" in commands.good("resume", id)
-    assert "running" in (said := commands.bad("delete", id)) or "waiting" in said
+    assert re.search(rf"{id!r} is (waiting|running): delete is for", said := commands.bad("delete", id)), said
     assert f"{id} is cancelled" in commands.good("cancel", id)
     assert f"{id} is deleting" in commands.good("delete", id)
     assert "'nobody/lake'" in commands.bad("pause", "nobody/lake")
