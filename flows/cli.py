@@ -103,18 +103,24 @@ def train(
 
 @app.command()
 @one_line_errors
-def evaluate(config: ConfigArgument, overrides: SetOption = []) -> None:  # noqa: B006
-    """Evaluate the newest version of a run on its held-out problems."""
+def evaluate(
+    config: ConfigArgument,
+    version: Annotated[
+        int | None, typer.Option(help="Which one (`rollmill versions list`).", show_default="the newest")
+    ] = None,
+    overrides: SetOption = [],  # noqa: B006
+) -> None:
+    """Evaluate a version of a run on its held-out problems."""
     from flows.configure import load_config
 
     settled = load_config(config, overrides)
     with services():
-        from flows.evaluate import evaluate_newest
+        from flows.evaluate import evaluate_version
         from flows.quiet import quiet_failures
         from flows.told import run_flow
 
         quiet_failures()
-        run_flow(evaluate_newest, settled.name, settled, console)
+        run_flow(evaluate_version, settled.name, settled, console, version)
 
 
 @app.command()

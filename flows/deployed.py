@@ -23,10 +23,10 @@ from prefect.states import Cancelled
 from rich.console import Console
 
 from flows.configure import cross_check
-from flows.evaluate import evaluate_newest
+from flows.evaluate import evaluate_version
 from flows.evaluations import Evaluation
 from flows.flow_runs import obedient, sign
-from flows.forms import CollectForm, EvaluateForm, TrainForm, WarmStartForm
+from flows.forms import CollectForm, EvaluateForm, RunForm, TrainForm, WarmStartForm
 from flows.hold import RunHeld
 from flows.learn import collector
 from flows.prepare import reach, stored_config
@@ -72,8 +72,9 @@ def _train(form: TrainForm) -> Report | State:
 
 @flow(name="evaluate", flow_run_name="evaluate {run.title}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY_S)
 def evaluate(run: EvaluateForm) -> list[Evaluation] | State:
-    """Evaluate the newest version of a run on its held-out problems; it may run beside the training."""
-    return retried_if_of_use(lambda: evaluate_newest.fn(run.title, run.config(), console()))
+    """Evaluate a version of a run, the newest if none is named, on its held-out problems; it may run beside the
+    training."""
+    return retried_if_of_use(lambda: evaluate_version.fn(run.title, run.config(), console(), run.version))
 
 
 @flow(name="warmstart", flow_run_name="warmstart {run.title}", retries=RETRIES, retry_delay_seconds=RETRY_DELAY_S)
@@ -124,7 +125,7 @@ def _collect(what: CollectForm) -> dict[str, str]:
 def _collected(what: CollectForm) -> dict[str, Callable[[], RunConfig]]:
     """The prefixes of the runs, each with what reads its configuration."""
     if what.configuration is not None:
-        config = EvaluateForm(configuration=what.configuration, name=what.name, tenant=what.tenant).config()
+        config = RunForm(configuration=what.configuration, name=what.name, tenant=what.tenant).config()
         return {config.prefix: lambda: config}
     here = StoreSection(bucket=what.bucket)  # the run may have been stored by another address
     store = ObjectStore.connect(here)

@@ -134,6 +134,8 @@ class Desk:
     def _erase(self, entry: Entry) -> None:
         id = entry.job.id
         running = self._erasing.get(id)
+        if self._reports.making(id):  # it would write what nobody deletes any more
+            return
         if running is None:
             self._erasing[id] = self._eraser.submit(self._delete, f"{id}/")
         elif running.done():

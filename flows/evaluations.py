@@ -65,13 +65,17 @@ def keep(config: RunConfig, store: ObjectStore, results: list[Evaluation]) -> No
 
 
 def load(config: RunConfig, store: ObjectStore, version: int) -> list[Evaluation] | None:
-    """The kept evaluation of a version; None if there is none, or one of fewer samples."""
+    """The kept evaluation of a version; None if there is none, or one of fewer problems or samples."""
     try:
         kept = _read(store, _key(config, version))
     except NotFound:
         return None
-    wanted = set(map(str, config.evaluation.pass_at))
-    enough = all(e.samples >= config.evaluation.samples and wanted <= e.pass_at.keys() for e in kept)
+    asked = config.evaluation
+    wanted = set(map(str, asked.pass_at))
+    enough = all(
+        e.samples >= asked.samples and e.problems + e.missing >= asked.problems and wanted <= e.pass_at.keys()
+        for e in kept
+    )
     return kept if enough else None
 
 

@@ -50,7 +50,10 @@ class TrainForm(RunForm):
 
 
 class EvaluateForm(RunForm):
-    """Whose newest version to evaluate on its held-out problems."""
+    """Whose version to evaluate on its held-out problems."""
+
+    version: Annotated[int, Field(ge=0)] | None = None
+    """Which one (`rollmill versions list`). Left away: the newest."""
 
 
 class WarmStartForm(RunForm):

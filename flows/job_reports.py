@@ -33,23 +33,32 @@ class JobReports:
     def __init__(self, service: ServiceConfig, store: ObjectStore, console: Console):
         self._service, self._store, self._console = service, store, console
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="reports")
-        self._making: list[Future[None]] = []
+        self._making: list[tuple[str, Future[None]]] = []
 
     @property
     def idle(self) -> bool:
         """Whether all are made."""
-        self._making = [made for made in self._making if not made.done()]
-        return not self._making
+        return not self._left()
+
+    def making(self, id: str) -> bool:
+        """Whether something of this job's is still to be written."""
+        return id in self._left()
 
     def changed(self, entry: Entry, known: bool) -> None:
         """A job came to this state; `known`: from another one, as seen from here. Returns at once."""
         if entry.state in OVER and self._service.tracking.enabled:
             context = contextvars.copy_context()  # which flow run this is
-            self._making.append(self._maker.submit(context.run, self._make, entry, known))
+            made = self._maker.submit(context.run, self._make, entry, known)
+            self._making.append((entry.job.id, made))
 
     def close(self) -> None:
         """What was not begun is made when the service is started again."""
         self._maker.shutdown(cancel_futures=True)
+
+    def _left(self) -> set[str]:
+        """The jobs whose reports are not made yet."""
+        self._making = [(id, made) for id, made in self._making if not made.done()]
+        return {id for id, _ in self._making}
 
     def _make(self, entry: Entry, anew: bool) -> None:
         id = entry.job.id

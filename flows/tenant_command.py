@@ -6,7 +6,7 @@ Invariant: every command but `serve` only reads and writes the store, so it work
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated
@@ -89,7 +89,11 @@ def list_(
 @one_line_errors
 def watch(service: ServiceArgument, overrides: SetOption = []) -> None:  # noqa: B006
     """The same, as it changes, until interrupted."""
-    with tenants_of(service, overrides) as tenants, Live(console=console, auto_refresh=False) as live:
+    with (
+        tenants_of(service, overrides) as tenants,
+        suppress(KeyboardInterrupt),  # which is how one ends it; the last table stays
+        Live(console=console, auto_refresh=False) as live,
+    ):
         while True:
             live.update(tenants.table(), refresh=True)
             sleep(WATCH_S)

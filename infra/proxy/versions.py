@@ -1,8 +1,9 @@
 """The proxy's view of the commit log, and the files of the versions that it names.
 
 Invariants: only a version that the log names is ever loaded, verified by its manifest; an object that is missing is
-corruption only if the log, read again, still keeps the version; the log is read by one thread only; at most the newest
-two pulled versions stay on disk.
+corruption only if the log, read again, still keeps the version; one that the log lets go, or that is older than what
+the ledger knows, is loaded while it is there; the log is read by one thread only; at most the newest two pulled
+versions stay on disk.
 """
 
 from __future__ import annotations
@@ -64,9 +65,16 @@ class VersionSource:
         ledger = self._log.sync()
         return LogView(ledger.head, ledger.fence, self._policy.floor(ledger), loadable(ledger))
 
+    def _older(self, version: int) -> StateRef | None:
+        """The state of a version that may be there still, though it need not: every n-th stays below the gc floor."""
+        step = None if version in self._log.ledger.deleted else self._log.step(version)
+        return None if step is None else step.state
+
     async def directory(self, view: LogView, version: int) -> Path:
         """The local `model/` directory of a version. Raises UnknownVersion or StoreError."""
         state = view.states.get(version)
+        if state is None and view.head is not None and version < view.head:
+            state = await asyncio.get_running_loop().run_in_executor(self._reader, self._older, version)
         if state is None:
             raise UnknownVersion(f"version {version} is not in the commit log, or deleted (the head is {view.head})")
         if version not in self._pulled:

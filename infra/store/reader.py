@@ -91,6 +91,19 @@ class LogReader:
                 steps.append(record)
         raise LogCorrupt(f"version {version} is in no step record")
 
+    def step(self, version: int) -> Step | None:
+        """The record of a version, also of one that was rolled back, among those that were read; None when there is
+        none. Costs a few requests, whatever the length of the log: no version is below an earlier one."""
+        lsns = range(1, self.ledger.lsn + 1)
+        at = bisect_left(lsns, True, key=lambda lsn: (n := self._next_step(lsn)) is None or n.version >= version)
+        found = self._next_step(at + 1)
+        return found if found is not None and found.version == version else None
+
+    def _next_step(self, lsn: int) -> Step | None:
+        """The first step record from `lsn` on."""
+        records = map(self._there, range(lsn, self.ledger.lsn + 1))
+        return next((record for record in records if isinstance(record, Step)), None)
+
     def as_of(self, age_s: float) -> Ledger:
         """The ledger as it was `age_s` seconds ago, by the store's clock: whoever reads the log at least that often
         knows no less. Costs a few requests, whatever the length of the log."""

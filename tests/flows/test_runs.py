@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
+from flows.evaluations import load_all
 from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
@@ -93,6 +95,14 @@ def prefect_artifact(key: str) -> str:
     return str(answer.json()["data"]) if answer.status_code == 200 else ""
 
 
+def mlflow_files(run: str) -> set[str]:
+    """Artifacts of a run in MLflow."""
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`rollmill.run` = '{run}'")
+    return {file.path for one in found for file in client.list_artifacts(one.info.run_id)}
+
+
 def mlflow_versions(name: str) -> list:
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     return [v for v in client.search_model_versions() if name in v.name]
@@ -109,6 +119,11 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
     assert 0 <= figures["heldout_reward_before"] <= 1 and 0 <= figures["heldout_reward_after"] <= 1
     for picture in ("reward.png", "timeline.png"):
         assert (rollmill.run_dir("plain") / picture).stat().st_size > 5_000
+    page = (rollmill.run_dir("plain") / "timeline.html").read_text()
+    assert "trainer" in page and "generate" in page and not re.search(r"(?i)https?:|\b(src|href)=|url\(|@import", page)
+    assert {"reward.png", "timeline.png", "timeline.html", "report.json"} <= mlflow_files("default/plain")
+    assert "![Who was busy when](data:image/png;base64," in (shown := prefect_artifact("report-default-plain"))
+    assert "timeline.html" in shown, "where to look closer"
 
     assert {"train plain", "rollout default/plain", "learn default/plain"} <= prefect_names("flow_runs")
     assert {"step v4", "evaluate frozen_lake v0"} <= prefect_names("task_runs")
@@ -133,6 +148,14 @@ def test_a_run_trains_and_reports(rollmill: Rollmill):
 
     code, output = rollmill("evaluate", "frozen_lake", "--set", "name=plain", "--set", "evaluation.problems=8")
     assert code == 0 and "version 5" in output
+
+    evaluate = ("evaluate", "frozen_lake", "--set", "name=plain", "--set", "evaluation.problems=8", "--version")
+    assert 2 not in {e.version for e in load_all(rollmill.config("plain"), rollmill.log("plain").store)}
+    code, output = rollmill(*evaluate, "2")
+    assert code == 0 and "held-out frozen_lake at version 2:" in output, output
+    assert 2 in {e.version for e in load_all(rollmill.config("plain"), rollmill.log("plain").store)}
+    code, output = rollmill(*evaluate, "9")
+    assert code == 2 and "VERSION 9" in output and "0 to 5" in output and "Traceback" not in output, output
 
     code, output = rollmill("evaluate", "frozen_lake", "--set", "name=mistyped")
     assert code == 2 and "mistyped" in output and "Traceback" not in output

@@ -13,7 +13,7 @@ import pytest
 from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import audit, head, that_say, wait_until
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]
 
 REWARD = '''
 from rl.serverless import serverless

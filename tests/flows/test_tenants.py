@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import subprocess
 import time
@@ -15,17 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from flows.tenant_service import Tenants, load_service
 from flows.tenants import find_service
+from infra.services.endpoints import Endpoints
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
 from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import find, prefect_artifact, that_say, wait_until
+from tests.flows.tenant_commands import Commands, check_credentials, check_looking, check_orders, check_report
+from tests.flows.test_runs import find, mlflow_files, prefect_artifact, that_say, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,8 +96,11 @@ def base_of(store: ObjectStore, name: str) -> str:
     return hashlib.sha256(b"".join(store.get(key) for key in sorted(store.keys(f"services/{name}/base/")))).hexdigest()
 
 
-def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_alone(rollmill: Rollmill):
+def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_alone(
+    rollmill: Rollmill, services: Endpoints, tmp_path: Path
+):
     name = "duo"
+    commands = Commands(rollmill, name)
     with serving(rollmill, name, "trainers=1") as (tenants, process, said):
         store = ObjectStore.connect(tenants.service.store)
         base = base_of(store, name)
@@ -105,6 +108,7 @@ def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_al
         tenants.submit(job("ann", steps=2))
         tenants.submit(job("bob", steps=2, domains=own(reward="tests.flows.tenants_code:raises")))
         tenants.submit(job("cyd", steps=2, lora={"rank": 2}))
+        check_looking(commands, {"ann/lake", "bob/lake", "cyd/lake"})
         assert "reward_error" in (tenants.wait("bob/lake", 200).failure or "")
         for tenant in ("ann", "cyd"):
             assert tenants.wait(f"{tenant}/lake", 200).state == "done", said.read_text()
@@ -123,16 +127,13 @@ def test_two_tenants_train_side_by_side_and_the_one_whose_reward_raises_fails_al
         assert not list(store.keys("bob/lake/report/")), "it learned nothing"
         wait_until(lambda: {"reward.png", "timeline.png"} <= mlflow_files("ann/lake"), "the pictures in MLflow")
         wait_until(lambda: prefect_artifact("report-ann-lake"), "the report in Prefect")
+        check_report(commands, "ann/lake", tmp_path / "report")
+        check_credentials(commands, services.data_dir, store, "ann", "cyd")
+        deleted = check_orders(commands, job("dan", steps=40), tmp_path / "dan.yaml")
+        wait_until(lambda: tenants.job(deleted).state == "deleted", "the deletion", 120)
+        assert all(key.startswith(f"{deleted}/log/") for key in store.keys(f"{deleted}/"))
     assert process.returncode in (0, 130), said.read_text()
     assert not psutil.wait_procs(children, timeout=60)[1]
-
-
-def mlflow_files(run: str) -> set[str]:
-    """Artifacts of a run in MLflow."""
-    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    found = client.search_runs(experiments, f"tags.`rollmill.run` = '{run}'")
-    return {file.path for one in found for file in client.list_artifacts(one.info.run_id)}
 
 
 @pytest.mark.full

@@ -31,14 +31,17 @@ def trainer(store: MemoryStore) -> CommitLog:
     return log
 
 
-def test_what_the_floor_let_go_is_not_loaded_but_what_is_pinned_is(
+def test_what_the_floor_let_go_is_loaded_while_it_is_there(
     store: MemoryStore, trainer: CommitLog, tmp_path: Path
 ) -> None:
     trainer.append_retain(1, Mark.PIN, trainer.ledger.states[1])
     trainer.append_gc_floor(4)
+    trainer.append_retain(2, Mark.DELETE)
     pulled: list[str] = []
 
     def pull(prefix: str, sha: str, cache: Path) -> Path:
+        if len(pulled) == 3:
+            raise NotFound("b", prefix)
         pulled.append(prefix)
         return cache / str(len(pulled))
 
@@ -46,14 +49,15 @@ def test_what_the_floor_let_go_is_not_loaded_but_what_is_pinned_is(
         source = source_of(store, pull, tmp_path)
         view = await source.look()
         assert sorted(view.states) == [1, 4, 5]
-        for version in (1, 4):
+        for version in (1, 4, 3):
             assert (await source.directory(view, version)).name == "model"
-        with pytest.raises(UnknownVersion, match="version 3"):
-            await source.directory(view, 3)
+        for version, why in {0: "deleted meanwhile", 2: "or deleted", 6: "not in the commit log"}.items():
+            with pytest.raises(UnknownVersion, match=why):
+                await source.directory(view, version)
         source.close()
 
     asyncio.run(play())
-    assert len(pulled) == 2
+    assert len(pulled) == 3
 
 
 @pytest.mark.parametrize("found", [NotFound("b", "k"), Corrupt("k", "missing, though the manifest names it")])

@@ -50,6 +50,21 @@ def test_readers_fold_what_was_written(store: ObjectStore, prefix: str, trainer:
     assert [r.lsn for r in follower.records(4)] == [4, 5]
 
 
+def test_any_version_is_found_whatever_was_written_between(store: ObjectStore, prefix: str, trainer: CommitLog) -> None:
+    for n in range(5):
+        commit(trainer, [Uid(n, 0)])
+        for _ in range(n):
+            trainer.fence()
+    trainer.append_rollback(2)
+    commit(trainer)
+    trainer.append_settle([drop(9)])
+    follower = reader(store, prefix)
+    for version in range(7):
+        found = follower.step(version)
+        assert found is not None and found.version == version
+    assert follower.step(7) is None and CommitLog(store, f"{prefix}none/", "r").step(0) is None
+
+
 def test_an_empty_log_is_a_ledger_without_a_version(store: ObjectStore, prefix: str) -> None:
     assert reader(store, prefix).ledger.head is None
 
