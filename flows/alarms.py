@@ -7,7 +7,7 @@ Invariants: told once when it begins and once when it is over; a place that does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import Console
 
@@ -19,7 +19,8 @@ from infra.store.reader import LogReader
 from infra.tracking.run import Tracker
 from rl.alerts import Alert, HeldOut, Kind, Point, alerts
 from rl.config.run import RunConfig
-from rl.records import Record, Rollback, Step
+from rl.records import Step
+from rl.rollback import live_line
 
 OVER = "over"
 
@@ -32,17 +33,6 @@ def alerts_of(config: RunConfig, steps: Iterable[Step], evaluations: Iterable[Ev
         by_version.setdefault(evaluation.version, []).append(evaluation.reward)
     held_out = [HeldOut(version, sum(rewards) / len(rewards)) for version, rewards in sorted(by_version.items())]
     return alerts(points, held_out, config.alerts.rules, [d.name for d in config.domains])
-
-
-def live_line(steps: Sequence[Step], records: Iterable[Record]) -> list[Step]:
-    """The steps of the live line after more records."""
-    line = list(steps)
-    for record in records:
-        if isinstance(record, Step):
-            line.append(record)
-        elif isinstance(record, Rollback):
-            line = [step for step in line if step.version <= record.to]
-    return line
 
 
 class Alarms:

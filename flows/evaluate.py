@@ -21,7 +21,8 @@ from infra.store.log import CommitLog
 from infra.store.manifest import MANIFEST
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
-from rl.records import Record, Rollback, Step
+from rl.records import Record, Step
+from rl.rollback import live_line
 
 SEE = "see `rollmill versions list`"
 
@@ -57,7 +58,7 @@ def evaluate_version(
 
 def check_line(config: RunConfig, records: Sequence[Record], version: int) -> None:
     """Raises ConfigError unless the version is on the live line, whether its weights are there or not."""
-    line, known = live_line(records), [record.version for record in records if isinstance(record, Step)]
+    line, known = _line(records), [record.version for record in records if isinstance(record, Step)]
     if version not in known:
         raise ConfigError(
             f"{_named(config, version)} does not exist; there are {_told(known)}: name one of them, {SEE}"
@@ -72,7 +73,7 @@ def check_weights(config: RunConfig, log: CommitLog, records: Sequence[Record], 
     """Raises ConfigError unless the weights of the version, which is on the live line, are there to stay for now."""
     keys = set(log.store.keys(f"{config.prefix}state/"))
     manifests = {r.version: f"{config.prefix}{r.state.prefix}{MANIFEST}" for r in records if isinstance(r, Step)}
-    there = [v for v in live_line(records) if manifests[v] in keys and v not in log.ledger.deleted]
+    there = [v for v in _line(records) if manifests[v] in keys and v not in log.ledger.deleted]
     if version not in there:
         raise ConfigError(
             f"{_named(config, version)}: its weights were deleted; there are those of {_told(there)}: name one of "
@@ -80,19 +81,12 @@ def check_weights(config: RunConfig, log: CommitLog, records: Sequence[Record], 
         )
 
 
+def _line(records: Iterable[Record]) -> list[int]:
+    return [step.version for step in live_line([], records)]
+
+
 def _named(config: RunConfig, version: int) -> str:
     return f"VERSION {version} of run {config.prefix.rstrip('/')!r}"
-
-
-def live_line(records: Iterable[Record]) -> list[int]:
-    """The versions from the first one to the head, without what was rolled back, of all records of a log."""
-    line: list[int] = []
-    for record in records:
-        if isinstance(record, Step):
-            line.append(record.version)
-        elif isinstance(record, Rollback):
-            line = [version for version in line if version <= record.to]
-    return line
 
 
 def _told(versions: Iterable[int]) -> str:

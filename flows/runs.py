@@ -45,7 +45,7 @@ class Seen:
     @property
     def steps(self) -> list[Step]:
         """The trained versions of the live line, in order."""
-        from flows.alarms import live_line
+        from rl.rollback import live_line
 
         return [step for step in live_line([], self.records) if step.base is not None]
 

@@ -9,12 +9,23 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rl.errors import LogCorrupt
 from rl.ledger import Ledger
 from rl.records import Outcome, Record, Rollback, Settle, Snapshot, Step
 from rl.trajectory import Uid
+
+
+def live_line(steps: Sequence[Step], records: Iterable[Record]) -> list[Step]:
+    """The steps of the live line after more records."""
+    line = list(steps)
+    for record in records:
+        if isinstance(record, Step):
+            line.append(record)
+        elif isinstance(record, Rollback):
+            line = [step for step in line if step.version <= record.to]
+    return line
 
 
 def rolled_back(records: Iterable[Record], to: int) -> Snapshot:
