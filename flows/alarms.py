@@ -17,9 +17,9 @@ from infra.store.errors import StoreError
 from infra.store.log import CommitLog
 from infra.store.reader import LogReader
 from infra.tracking.run import Tracker
-from rl.alerts import Alert, HeldOut, Kind, Point, alerts
+from rl.alerts import Alert, HeldOut, Kind, Point, alerts, watched
 from rl.config.run import RunConfig
-from rl.records import Step
+from rl.records import Record, Step
 from rl.rollback import live_line
 
 OVER = "over"
@@ -33,6 +33,14 @@ def alerts_of(config: RunConfig, steps: Iterable[Step], evaluations: Iterable[Ev
         by_version.setdefault(evaluation.version, []).append(evaluation.reward)
     held_out = [HeldOut(version, sum(rewards) / len(rewards)) for version, rewards in sorted(by_version.items())]
     return alerts(points, held_out, config.alerts.rules, [d.name for d in config.domains])
+
+
+def _light(record: Record) -> Record:
+    """What of a record is kept for as long as the run lives; whole ones would add up."""
+    if not isinstance(record, Step):
+        return record.model_copy(update={"snapshot": None})
+    heavy = {"snapshot": None, "trained": (), "dropped": (), "segments": ()}
+    return record.model_copy(update={**heavy, "metrics": watched(record.metrics)})
 
 
 class Alarms:
@@ -53,7 +61,7 @@ class Alarms:
         if lsn <= self._lsn:
             return
         try:
-            records = list(self._reader.records(self._lsn + 1))
+            records = [_light(record) for record in self._reader.records(self._lsn + 1)]
             evaluations = load_all(self._config, self._reader.store, self._evaluations)
         except StoreError:
             return

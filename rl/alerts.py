@@ -27,6 +27,8 @@ from statistics import fmean
 BEYOND_NOISE = 5.0
 """Standard errors of the difference of two means."""
 PART = "reward/"
+WATCHED = frozenset({"reward", "entropy", "mismatch_kl"})
+"""With the parts of the reward, the figures of a step that a rule looks at."""
 
 
 class Kind(StrEnum):
@@ -65,6 +67,11 @@ class Point:
 
     version: int
     metrics: Mapping[str, float]
+
+
+def watched(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What of a step's figures has to be kept to look at it later."""
+    return {name: value for name, value in metrics.items() if name in WATCHED or name.startswith(PART)}
 
 
 @dataclass(frozen=True)

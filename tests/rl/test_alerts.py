@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.alerts import Alert, HeldOut, Kind, Point, Rules, alerts
+from rl.alerts import Alert, HeldOut, Kind, Point, Rules, alerts, watched
 from rl.config.alerts import AlertSection
 
 RULES = Rules()
@@ -96,3 +96,14 @@ def test_any_history_is_judged_and_too_short_a_one_raises_nothing(reward: list[f
 
 def test_the_section_holds_the_rules() -> None:
     assert AlertSection(window=7).rules == Rules(window=7)
+
+
+@given(st.integers(0, 2**32))
+def test_what_is_kept_of_a_step_is_all_that_a_rule_looks_at(seed: int) -> None:
+    chance = random.Random(seed)
+    names = ["reward", "entropy", "mismatch_kl", "reward/format", "reward/solved", "reward/d", "loss", "tokens_per_s"]
+    points = [Point(at, {name: chance.random() ** 3 for name in names}) for at in range(1, 25)]
+    held_out = [HeldOut(at, chance.random()) for at in (0, 8, 16, 24)]
+    light = [Point(p.version, watched(p.metrics)) for p in points]
+    assert "loss" not in light[0].metrics
+    assert alerts(light, held_out, RULES, ["d"]) == alerts(points, held_out, RULES, ["d"])
