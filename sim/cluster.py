@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from rl.concurrency import Load
 from rl.modes import MODES
 from rl.placement import HardwareClass, Placement
 from rl.trajectory import Uid
@@ -31,6 +32,10 @@ from sim.service import Service, job_id, number_of, section
 from sim.weights import weight_times
 from sim.workload import Workload, shortest_turn
 from sim.world import World
+
+
+LOOK_S = 1.0
+"""Between two looks at the engines, where the number of trajectories follows them."""
 
 
 class Cluster:
@@ -59,7 +64,7 @@ class Cluster:
         if self._engines.split:
             self.world.carry_cache(self.model.kv_bytes / fitted.kv_bandwidth)
         self.agenda = Agenda()
-        self.service = Service(scenario)
+        self.service = Service(scenario, int(self._engines.most.sum()))
         self.trainer_busy = 0.0
         self._costs: dict[int, float] = {}
         self._training = False
@@ -74,6 +79,8 @@ class Cluster:
         self._members_of = {c: self._engines.of_class(c, "decode") for c in self._classes}
         self._readers = np.flatnonzero(np.array(self._engines.roles)[self._engines.pool] == "prefill")
         self.runs = [Run(n, scenario, self, steps) for n in range(tenants)]
+        if scenario.adaptive:
+            self.agenda.at(0.0, self._look)
         for run in self.runs:
             self.agenda.at(section(scenario, run.number).submitted, partial(self._submitted, run))
 
@@ -112,6 +119,15 @@ class Cluster:
         for number in self.service.places(self.runs, self.now):
             run = self.runs[number]
             self.agenda.at(self.now + self.service.begins(number), run.begin)
+
+    def _look(self) -> None:
+        """Follow what the engines can take."""
+        waiting, usage = self.world.load()
+        in_flight = sum(run.members * len(run.in_flight) for run in self.runs)
+        if self.service.look(Load(in_flight, waiting, 0, usage)):
+            for run in self.service.waiting(self.runs):
+                run.changed = True
+        self.agenda.at(self.now + LOOK_S, self._look)
 
     # -- what runs ask for -------------------------------------------------------------------------------
 

@@ -230,6 +230,9 @@ class Scenario(Section):
     max_concurrent: Count | None = None
     """Trajectories that may run at once, by the number of environments; None is what alpha allows. Tenants share them
     as `rl.fairness` says."""
+    adaptive: bool = False
+    """Whether fewer run where the engines can not take as many, found by trying as in a service (`rl.concurrency`);
+    `max_concurrent` is the most."""
     routing: Literal["trajectory", "turn"] = "trajectory"
     """`turn` asks the router of the running system (`rl.routing`) where each turn goes, and makes it wait where none
     has room. `trajectory` leaves it on the least loaded engine of its class, and is many times faster."""
@@ -263,6 +266,11 @@ class Scenario(Section):
             )
         if (why := MODES[self.mode].refuse(self.alpha)) is not None:
             raise ValueError(why.replace("staleness.", ""))
+        if self.adaptive and (self.max_concurrent is None or self.max_concurrent < self.group_size):
+            raise ValueError(
+                f"adaptive needs max_concurrent, the most that may run, of at least group_size ({self.group_size}); it "
+                f"is {self.max_concurrent}"
+            )
         if self.routing == "turn" and roles != {"both"}:
             raise ValueError("routing is turn, but the pools have roles; make them both, or route by trajectory")
         if self.late == "draw_again" and not MODES[self.mode].waits:

@@ -1,7 +1,7 @@
 """Runs as the jobs of a service: who has a place, who may start how much, whose batch is trained.
 
 The policies are those of a service: `rl.jobs` (places, shares), `rl.fairness` (admission, the queue of batches),
-`rl.rounds`. What the flow of a service reads of its jobs is read of the runs here.
+`rl.rounds`, `rl.concurrency`. What the flow of a service reads of its jobs is read of the runs here.
 
 Invariants: a run begins once it has a place, and gives it away with its last step; nobody starts more than its quota.
 """
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rl.concurrency import Concurrency, Load
 from rl.config.tenants import Job, QueueSection
 from rl.fairness import Demand, PassedOver, TenantQueue, TenantShare, allot
 from rl.jobs import Ended, Jobs, Started, Submitted, next_starts, shares
@@ -28,11 +29,19 @@ TRAINERS = frozenset({0})
 class Service:
     """Of one cluster. A run is its number, or the job of this number."""
 
-    def __init__(self, scenario: Scenario):
+    def __init__(self, scenario: Scenario, slots: int):
+        """`slots`: sequences that all engines decode together."""
         self._scenario = scenario
         self._sections = [section(scenario, number) for number in range(scenario.tenants)]
         self._jobs = Jobs()
         self._most = scenario.running or scenario.tenants
+        self._limit = scenario.max_concurrent
+        """Trajectories that may run at once."""
+        self._concurrency: Concurrency | None = None
+        if scenario.adaptive and self._limit is not None:
+            self._concurrency = Concurrency(slots, min(2, self._limit), self._limit)
+            self._concurrency.need(scenario.group_size)
+            self._limit = self._concurrency.limit
         self._rounds = Rounds() if scenario.schedule == "rounds" else None
         own = QueueSection()
         self._shares: dict[str, TenantShare] = {}
@@ -74,6 +83,13 @@ class Service:
         return self._sections[number].begins
 
     # -- who may start -----------------------------------------------------------------------------------
+
+    def look(self, load: Load) -> bool:
+        """At the engines, where the limit follows them; whether more may run than before."""
+        if self._concurrency is None or self._limit is None:
+            return False
+        before, self._limit = self._limit, self._concurrency.look(load)
+        return self._limit > before
 
     def grant(self, run: Run, uids: list[Uid], runs: Sequence[Run]) -> list[Uid]:
         """Which of the groups that its bound allows the run may start now."""
@@ -121,7 +137,7 @@ class Service:
                     one.changed = one.changed or bool(self._wanted.get(one.number))
             if not self._rounds.may(job_id(run.number), run.serving):
                 return 0
-        most, members = self._scenario.max_concurrent, run.members
+        most, members = self._limit, run.members
         if most is None:
             quota = self._sections[run.number].quota
             granted = wanted if quota is None else max(0, min(wanted, quota // members - len(run.in_flight)))

@@ -140,6 +140,15 @@ class World:
         s = self.slots
         return np.bincount(s.engine[s.phase != FREE], minlength=self.engines.count)
 
+    def load(self) -> tuple[int, float]:
+        """Turns that wait for a place in an engine, and the share of its cache that is taken, of the fullest one."""
+        s, engines = self.slots, self.engines
+        playing = np.flatnonzero((s.phase == READ) | (s.phase == DECODE))
+        running = np.bincount(s.engine[playing], minlength=engines.count)
+        held = np.bincount(s.engine[playing], self.contexts()[playing], engines.count)
+        waiting = np.maximum(0, running - engines.most).sum() + (s.phase == QUEUED).sum()
+        return int(waiting), float((held / engines.room).max())
+
     def contexts(self) -> Array:
         """Tokens that every trajectory has now."""
         s = self.slots

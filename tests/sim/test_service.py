@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from rl.placement import HardwareClass
 from sim.cluster import Cluster
-from sim.config import TenantSection
+from sim.config import DomainWork, Latency, PoolSection, TenantSection
 from tests.sim.scenes import STEADY, VARIED, scenario
 
 SHARED = {"alpha": 0, "mode": "sync_plus", "tenants": 3}
@@ -113,3 +115,37 @@ def test_a_batch_of_blocks_is_what_was_drawn_for_it():
     free.simulate(1e4)
     assert cluster.runs[0].log.low_water == 20, "the first 20 problems, and none beyond"
     assert free.now < cluster.now
+
+
+POOL = PoolSection(hardware="H800", gpus=2, hardware_class=HardwareClass.COMPUTE_GPU, max_sequences=8)
+CROWD = {"alpha": 1, "tenants": 8, "pools": (POOL,)}
+
+
+def rate(domain: DomainWork, **more: Any) -> tuple[float, list[int]]:
+    """Trajectories per second, and those in flight at every tenth second."""
+    cluster, in_flight = Cluster(scenario(domain, **CROWD | more), 100), []
+    for until in np.arange(10.0, 1500.0, 10.0):
+        cluster.simulate(until)
+        in_flight.append(sum(run.members * len(run.in_flight) for run in cluster.runs))
+    return cluster.world.totals.finished / cluster.now, in_flight
+
+
+def test_adaptive_concurrency_fills_engines_that_wait_for_environments():
+    waiting = STEADY.model_copy(update={"step": Latency(mean=30.0, sd=5.0)})
+    few, _ = rate(waiting, max_concurrent=16)
+    many, _ = rate(waiting, max_concurrent=192)
+    found, in_flight = rate(waiting, max_concurrent=192, adaptive=True)
+    assert many > 2 * few
+    assert found > 0.9 * many and max(in_flight) > 96
+
+
+def test_adaptive_concurrency_leaves_room_in_full_caches():
+    long = STEADY.model_copy(update={"response_tokens": 40_000, "step": Latency(mean=1.0)})
+    _, everything = rate(long, max_concurrent=192)
+    _, in_flight = rate(long, max_concurrent=192, adaptive=True)
+    assert max(everything) == 192 and max(in_flight[10:]) < 96
+
+
+def test_adaptive_concurrency_needs_a_limit():
+    with pytest.raises(ValidationError, match="adaptive needs max_concurrent"):
+        scenario(adaptive=True)
