@@ -45,13 +45,15 @@ def crowds(draw: st.DrawFn) -> Scenario:
         st.sampled_from([("sync_plus", 0), ("one_off", 1), ("six_steps", 1), ("rollart", 1), ("rollart", 3)])
     )
     limit = draw(st.sampled_from([None, 2 * GROUP, 4 * GROUP]))
+    room = draw(st.sampled_from([None, 3 * GROUP, 10 * GROUP]))
     late = draw(st.sampled_from(["wait", "draw_again"])) if alpha else "wait"
     return scenario(
         domains=(slow.model_copy(update={"environments": limit}), quick),
         tenants=tenants,
         shares=tuple(draw(shares) for _ in range(tenants)),
         running=draw(st.sampled_from([None, tenants])),
-        max_concurrent=draw(st.sampled_from([None, 3 * GROUP, 10 * GROUP])),
+        max_concurrent=room,
+        adaptive=room is not None and draw(st.booleans()),
         mode=mode,
         alpha=alpha,
         late=late,
