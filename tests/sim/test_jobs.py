@@ -17,12 +17,8 @@ JOB = JobTimes(begins_s=2.0, ready_s=0.5, group_s=4.0, rollout_s=4.0, gather_s=0
 ONCE = (0,)
 
 MEASURED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "tenant_times.json").read_text())
-"""What a run of `python -m benchmarks.tenants --json` printed, the one that docs/tenants.md tells of: of each set of
-jobs the seconds from the first submission to the last commit, and the stage times of every job."""
-
-
-OFF = {("ours", 32): 0.12}
-"""What is beyond a tenth, as docs/simulator.md tells."""
+"""What `python -m benchmarks.tenants --json` printed of the sets that docs/tenants.md tells of (8 together: of an earlier
+run): the seconds from the first submission to the last commit, and the stage times of every job."""
 
 
 def test_one_job_takes_the_sum_of_its_stages():
@@ -52,8 +48,6 @@ def jobs_of(found: dict[str, Any]) -> tuple[str, int]:
 
 MOST = ("ours", 32)
 RATIOS = [jobs_of(found) for found in MEASURED if found["name"] != "ours"]
-RATIOS_OFF = {("one-by-one", 9): 0.13, ("rounds", 32): 0.12}
-"""Time over that of ours: what is beyond a tenth, as docs/simulator.md tells."""
 
 
 @cache
@@ -68,28 +62,27 @@ def both(name: str, count: int) -> tuple[float, float]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "count"), [jobs_of(found) for found in MEASURED])
 def test_what_was_measured_is_predicted(name: str, count: int) -> None:
-    """Within a tenth, but for what is named."""
+    """Within a tenth."""
     measured, predicted = both(name, count)
     error = predicted / measured - 1
     print(f"{name} {count}: measured {measured:.1f} s, predicted {predicted:.1f} s, {error:+.1%}")
-    assert abs(error) <= OFF.get((name, count), 0.10) and (abs(error) > 0.10) == ((name, count) in OFF)
+    assert abs(error) <= 0.10
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "count"), RATIOS)
-def test_ratios_that_were_measured_are_predicted_but_for_what_is_named(name: str, count: int) -> None:
+def test_ratios_that_were_measured_are_predicted(name: str, count: int) -> None:
     """Of the time of the others to that of ours, as `benchmarks.tenants` judges it: that nine jobs stand for 32
     cancels."""
     (measured, predicted), (ours_measured, ours_predicted) = both(name, count), both(*MOST)
     error = predicted / ours_predicted / (measured / ours_measured) - 1
     print(f"{name} over ours: {error:+.1%}")
-    assert abs(error) <= RATIOS_OFF.get((name, count), 0.10)
-    assert (abs(error) > 0.10) == ((name, count) in RATIOS_OFF)
+    assert abs(error) <= 0.10
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_that_rounds_are_quicker_is_predicted():
+def test_that_rounds_are_slower_is_predicted():
     (measured, predicted), (ours_measured, ours_predicted) = both("rounds", 32), both(*MOST)
-    assert measured < ours_measured and predicted < ours_predicted
+    assert measured > ours_measured and predicted > ours_predicted
