@@ -33,7 +33,6 @@ from sim.weights import weight_times
 from sim.workload import Workload, shortest_turn
 from sim.world import World
 
-
 LOOK_S = 1.0
 """Between two looks at the engines, where the number of trajectories follows them."""
 
