@@ -272,8 +272,9 @@ WORKER = """
 import subprocess, sys
 from flows.deployments import _end_children
 from infra.services.processes import MARK
-sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-service, run = subprocess.Popen(sleep, env={MARK: "s3@/somewhere"}), subprocess.Popen(sleep)
+sleep = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(60)"]
+service, run = (subprocess.Popen(sleep, env=env, stdout=subprocess.PIPE) for env in ({MARK: "s3@/somewhere"}, None))
+service.stdout.readline(), run.stdout.readline()  # for a moment after a start the kernel shows no environment yet
 _end_children()
 print("ended" if run.poll() is not None else "runs", "runs" if service.poll() is None else "ended")
 service.kill()
