@@ -32,7 +32,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.flow_runs import GONE
-from infra.services.processes import is_service
+from infra.services.processes import mark_of
 from rl.errors import ConfigError, RollmillError
 
 POOL = "rollmill"
@@ -145,7 +145,7 @@ def _watch_the_dead() -> None:
 def _end_children() -> None:
     """End the flow runs of this worker well: each leaves a run that can be resumed. Services that this process started
     stay up for them; they end last."""
-    children = [child for child in psutil.Process().children(recursive=False) if not is_service(child)]
+    children = [child for child in psutil.Process().children(recursive=False) if mark_of(child) is None]
     for child in children:
         with suppress(psutil.NoSuchProcess):
             child.terminate()

@@ -111,12 +111,12 @@ def spawn(launch: Launch, *, data_dir: Path, name: str, log: Path) -> Identity:
         return Identity(child.pid, 0.0, "")
 
 
-def is_service(process: psutil.Process) -> bool:
-    """Whether it is, or was started by, a service of whatever data directory."""
+def mark_of(process: psutil.Process) -> str | None:
+    """Of the service that it is, or was started by; None for any other process."""
     try:
-        return MARK in process.environ()
+        return process.environ().get(MARK)
     except (psutil.Error, OSError):  # not ours to read, or gone
-        return False
+        return None
 
 
 def family(data_dir: Path, name: str, leader: Identity | None) -> list[psutil.Process]:
@@ -128,11 +128,8 @@ def family(data_dir: Path, name: str, leader: Identity | None) -> list[psutil.Pr
             found |= {p.pid: p for p in [process, *process.children(recursive=True)]}
     wanted = mark(data_dir, name)
     for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == wanted:
-                found[process.pid] = process
-        except (psutil.Error, OSError):  # not ours to read, or gone
-            continue
+        if mark_of(process) == wanted:
+            found[process.pid] = process
     found.pop(os.getpid(), None)  # a service's own child may call us
     return [p for p in found.values() if alive(p)]
 

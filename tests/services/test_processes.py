@@ -11,14 +11,16 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from infra.services.processes import MARK, Identity, is_service
+from infra.services.processes import MARK, Identity, mark_of
 
-SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(60)"]
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(SLEEP, env=os.environ | {MARK: "s3@/somewhere"}) as child:
+    """One that runs: for a moment after its start the kernel shows no environment yet."""
+    with subprocess.Popen(SLEEP, env=os.environ | {MARK: "s3@/somewhere"}, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
         try:
             yield child
         finally:
@@ -47,4 +49,4 @@ def test_another_of_the_same_pid_is_another(child: subprocess.Popen[bytes]) -> N
 
 
 def test_a_service_is_told_by_its_mark(child: subprocess.Popen[bytes]) -> None:
-    assert is_service(psutil.Process(child.pid)) and not is_service(psutil.Process())
+    assert mark_of(psutil.Process(child.pid)) == "s3@/somewhere" and mark_of(psutil.Process()) is None
