@@ -50,10 +50,11 @@ def evaluate_version(
         check_weights(config, log, records, version)
     with open_session(config, log, console) as session:
         session.start_engine()
-        served = session.wait_until_serving()
-        if version is not None:
+        if version is None:
+            version = session.wait_until_serving()
+        else:
             session.serve(version)
-        return session.evaluate(served if version is None else version)
+        return session.evaluate(version)
 
 
 def check_line(config: RunConfig, records: Sequence[Record], version: int) -> None:

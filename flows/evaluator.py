@@ -65,7 +65,6 @@ def _follow(config: RunConfig, session: Session) -> int:
             continue
         if count == 0:
             session.start_engine()
-        session.wait_until_serving()  # it may have died since
         session.serve(due[0])
         for result in session.evaluate(due[0]):
             print(result, flush=True)

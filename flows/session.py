@@ -148,8 +148,8 @@ class Session:
             sleep(PERIOD_S)
 
     def serve(self, version: int) -> None:
-        """Bring the engines to a committed version, outside of a training step."""
-        if self.proxy.status().serving == version:
+        """Bring the engines, once they serve any, to a committed version, outside of a training step."""
+        if self.wait_until_serving() == version:
             return
         fence = self.log.sync().fence
         seconds, key = self.config.deadlines.control, self.keys.control

@@ -73,13 +73,11 @@ def _train(session: Session) -> None:
                     part.check(session.console)
                     if part.done and (log.sync().head or 0) < steps:
                         raise PartFailed(f"{part.name} ended before version {steps} was there; see {part.log}")
-                session.check_engine()
                 watch.refresh()
                 sleep(PERIOD_S)
     learn.finish(session.console, config.deadlines.batch)
     for evaluator in evaluators:
         left = len(pending(config, log.store, log.sync()))
         evaluator.finish(session.console, config.deadlines.start + (1 + left) * config.deadlines.trajectory)
-    session.wait_until_serving()
     session.serve(steps)
     session.evaluate(steps)
