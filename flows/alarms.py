@@ -19,7 +19,7 @@ from infra.store.reader import LogReader
 from infra.tracking.run import Tracker
 from rl.alerts import Alert, HeldOut, Kind, Point, alerts, watched
 from rl.config.run import RunConfig
-from rl.records import Record, Step
+from rl.records import Step
 from rl.rollback import live_line
 
 OVER = "over"
@@ -35,12 +35,10 @@ def alerts_of(config: RunConfig, steps: Iterable[Step], evaluations: Iterable[Ev
     return alerts(points, held_out, config.alerts.rules, [d.name for d in config.domains])
 
 
-def _light(record: Record) -> Record:
-    """What of a record is kept for as long as the run lives; whole ones would add up."""
-    if not isinstance(record, Step):
-        return record.model_copy(update={"snapshot": None})
+def _light(step: Step) -> Step:
+    """What of a step is kept for as long as the run lives; whole ones would add up."""
     heavy = {"snapshot": None, "trained": (), "dropped": (), "segments": ()}
-    return record.model_copy(update={**heavy, "metrics": watched(record.metrics)})
+    return step.model_copy(update={**heavy, "metrics": watched(step.metrics)})
 
 
 class Alarms:
@@ -61,7 +59,7 @@ class Alarms:
         if lsn <= self._lsn:
             return
         try:
-            records = [_light(record) for record in self._reader.records(self._lsn + 1)]
+            records = [_light(r) if isinstance(r, Step) else r for r in self._reader.records(self._lsn + 1)]
             evaluations = load_all(self._config, self._reader.store, self._evaluations)
         except StoreError:
             return

@@ -81,13 +81,13 @@ class Orders:
                 self._looked = monotonic()
                 found = ask(lambda: client.read_flow_run(this))
                 self._state = self._state if found is None else found.state
+                if self._state is not None and self._state.type is StateType.CRASHED:
+                    # its heartbeats were missed, over a long sleep or an outage of the server; but it lives
+                    ask(lambda: client.set_flow_run_state(this, Running(message="it lives"), force=True))
+                    self._state = None
             state = self._state
         if state is None:
             return
-        if state.type is StateType.CRASHED and client is not None and this is not None:
-            # its heartbeats were missed, over a long sleep or an outage of the server; but it lives
-            self._state = None
-            ask(lambda: client.set_flow_run_state(this, Running(message="it lives"), force=True))
         if state.type in (StateType.CANCELLING, StateType.CANCELLED):
             raise StopOrdered("the flow run was cancelled; go on with --resume")
         if state.type is StateType.PAUSED:
