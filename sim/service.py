@@ -35,13 +35,9 @@ class Service:
         self._sections = [section(scenario, number) for number in range(scenario.tenants)]
         self._jobs = Jobs()
         self._most = scenario.running or scenario.tenants
-        self._limit = scenario.max_concurrent
-        """Trajectories that may run at once."""
         self._concurrency: Concurrency | None = None
-        if scenario.adaptive and self._limit is not None:
-            self._concurrency = Concurrency(slots, min(2, self._limit), self._limit)
-            self._concurrency.need(scenario.group_size)
-            self._limit = self._concurrency.limit
+        if scenario.adaptive and scenario.max_concurrent is not None:
+            self._concurrency = Concurrency(slots, scenario.group_size, scenario.max_concurrent)
         self._rounds = Rounds() if scenario.schedule == "rounds" else None
         own = QueueSection()
         self._shares: dict[str, TenantShare] = {}
@@ -86,10 +82,12 @@ class Service:
 
     def look(self, load: Load) -> bool:
         """At the engines, where the limit follows them; whether more may run than before."""
-        if self._concurrency is None or self._limit is None:
-            return False
-        before, self._limit = self._limit, self._concurrency.look(load)
-        return self._limit > before
+        return self._concurrency is not None and self._concurrency.limit < self._concurrency.look(load)
+
+    @property
+    def _limit(self) -> int | None:
+        """Trajectories that may run at once; None is what alpha allows."""
+        return self._scenario.max_concurrent if self._concurrency is None else self._concurrency.limit
 
     def grant(self, run: Run, uids: list[Uid], runs: Sequence[Run]) -> list[Uid]:
         """Which of the groups that its bound allows the run may start now."""
