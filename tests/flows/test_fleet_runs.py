@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from infra.models.tiny import write_tiny
 from infra.services.processes import free_port
 from rl.config.model import TinySection
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import audit, descendants, find, head, that_say, wait_until
+from tests.flows.test_runs import audit, descendants, find, head, interrupted, that_say, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]
 
@@ -52,17 +53,16 @@ def test_a_run_on_two_classes_outlives_an_engine_and_can_be_profiled(rollmill: R
 def test_an_engine_past_its_restarts_is_given_up_and_the_run_goes_on_with_the_other(rollmill: Rollmill):
     name = "fleet-of-one"
     sets = (POOLS, "engine.instances={compute_gpu: 1, bandwidth_gpu: 1}", "training.steps=4", "restarts.engine=0")
-    process = rollmill.start(*rollmill.train_arguments(name, *sets))
-    try:
-        wait_until(lambda: head(rollmill, name) >= 1, "version 1")
+    left: list[psutil.Process] = []
+
+    def strike(process: subprocess.Popen[str]) -> None:
         first, second = that_say(process, "infra.engines.process")
         first.kill()
-        output, _ = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+        left.append(second)
+
+    output = interrupted(rollmill, name, rollmill.train_arguments(name, *sets), strike)
     assert "is given up" in output and "the run goes on with 1 others" in output, output
-    assert not second.is_running()
+    assert len(left) == 1 and not left[0].is_running()
     audit(rollmill, name, 4)
 
 

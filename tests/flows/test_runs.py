@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -76,6 +77,33 @@ def that_say(process, word: str) -> list[psutil.Process]:
             if word in " ".join(child.cmdline()):
                 found.append(child)
     return found
+
+
+def interrupted(
+    rollmill: Rollmill, name: str, arguments: list[str], strike: Callable[[subprocess.Popen[str]], None]
+) -> str:
+    """What a run says that is struck once it has version 1, and ends well."""
+    process = rollmill.start(*arguments)
+    try:
+        wait_until(lambda: head(rollmill, name) >= 1, "version 1")
+        strike(process)
+        output, _ = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    return output
+
+
+def kill_those_that_say(word: str) -> Callable[[subprocess.Popen[str]], None]:
+    """A strike at all that the run started and whose arguments contain this."""
+
+    def strike(process: subprocess.Popen[str]) -> None:
+        victims = that_say(process, word)
+        assert victims
+        for victim in victims:
+            victim.kill()
+
+    return strike
 
 
 def prefect_names(kind: str) -> set[str]:
@@ -174,16 +202,13 @@ def test_lora_and_the_unit_trajectory_train_too(rollmill: Rollmill):
 @pytest.mark.parametrize("module", ["flows.rollout", "infra.training.main", "flows.learn"])
 def test_a_killed_process_is_started_again_and_the_run_ends_well(rollmill: Rollmill, module: str):
     name = f"kill-{module.rsplit('.', 1)[0].replace('.', '-')}-{module.rsplit('.', 1)[1]}"
-    process = rollmill.start(*rollmill.train_arguments(name, "training.steps=6"))
-    try:
-        wait_until(lambda: head(rollmill, name) >= 1, "version 1")
+
+    def strike(process: subprocess.Popen[str]) -> None:
         victim = find(process, module)
         assert victim is not None
-        os.kill(victim.pid, signal.SIGKILL)
-        output, _ = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+        victim.kill()
+
+    interrupted(rollmill, name, rollmill.train_arguments(name, "training.steps=6"), strike)
     audit(rollmill, name, 6)
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import audit, head, that_say, wait_until
+from tests.flows.test_runs import audit, interrupted, kill_those_that_say
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -68,16 +68,7 @@ def test_a_run_is_scored_by_functions_and_throttling_is_never_a_reward_of_0(
 def test_a_run_outlives_its_reward_endpoint(with_package: Rollmill) -> None:
     name, steps = "endpoint-dies", 4
     sets = ("domains.0.reward=my_rewards:walked", "serverless={type: local}", "training.dynamic_sampling=false")
-    process = with_package.start(*with_package.train_arguments(name, f"training.steps={steps}", *sets))
-    try:
-        wait_until(lambda: head(with_package, name) >= 1, "version 1")
-        endpoints = that_say(process, "infra.serverless.local")
-        assert endpoints
-        for endpoint in endpoints:
-            endpoint.kill()
-        output, _ = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+    arguments = with_package.train_arguments(name, f"training.steps={steps}", *sets)
+    interrupted(with_package, name, arguments, kill_those_that_say("infra.serverless.local"))
     taken = audit(with_package, name, steps)
     assert all(step.metrics["reward"] >= 1.0 for step in taken[1:]), "a lost reward was counted as 0"

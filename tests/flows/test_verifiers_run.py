@@ -13,7 +13,7 @@ from rl.records import Step
 from tests.envs.adapters.libraries import python_of
 from tests.envs.adapters.test_verifiers import LESSON
 from tests.flows.conftest import Rollmill
-from tests.flows.test_runs import audit, head, that_say, wait_until
+from tests.flows.test_runs import audit, interrupted, kill_those_that_say
 from tests.proxy.agents.qwen import save_qwen
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]
@@ -70,15 +70,5 @@ def test_a_librarys_environment_is_trained_on_as_it_is(rollmill: Rollmill, tmp_p
 def test_a_run_outlives_the_host_of_its_environments(rollmill: Rollmill, tmp_path: Path) -> None:
     name, steps = "host-dies", 4
     found, file = lesson(rollmill, tmp_path, name, steps)
-    process = found.start("train", file)
-    try:
-        wait_until(lambda: head(rollmill, name) >= 1, "version 1")
-        hosts = that_say(process, "envs.adapters.hosted")
-        assert hosts
-        for host in hosts:
-            host.kill()
-        output, _ = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
+    interrupted(found, name, ["train", file], kill_those_that_say("envs.adapters.hosted"))
     audit(rollmill, name, steps)
