@@ -30,7 +30,7 @@ The demo's model, the engine in a process of its own, 32 trajectories at once:
   (its files are pulled from the store, read and verified with the engine suspended). `swap_over_local_load`: over only
   reading the files from this machine's cache and copying them into the model, without any store or proxy.
 
-What an adapter costs is the number of small operations: eight of them in two batched products come close to one alone,
+What adapters cost is the number of small operations: eight of them in two batched products come close to one alone,
 where a loop over them did not.
 """
 
@@ -262,7 +262,7 @@ def main(quick: bool, only: str | None) -> list[Figure]:
         work = Path(home)
         if only in (None, "lora"):
             write_tiny(TinySection(), 0, work / "lora")
-            figures += multi_lora(work / "lora", save_adapters(work, work / "lora", 8), 5 if quick else 15)
+            figures += multi_lora(work / "lora", save_adapters(work, work / "lora", 8), 5 if quick else 45)
         if only != "lora":
             try:
                 services = supervisor.up(work / "services", supervisor.AUTO, ["s3"])

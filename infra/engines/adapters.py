@@ -3,11 +3,12 @@
 The adapters of a layer lie in one tensor, and the rows of a batch are put in chunks of one adapter each, so that all
 of them take two batched products, however many there are:
 
-    x (rows) --take--> chunks of rows --bmm A--> --bmm B--> --add to the rows they came from--> base(x) + ...
+    x (rows) --take--> chunks of rows --bmm A--> --bmm B--> --back--> added to base(x)
 
-A chunk has as many rows as each adapter would get on an even share; an adapter with more rows has several chunks, and
-the last one of each is padded. This at most doubles the rows that are multiplied, and where the rows are shared evenly
-nothing is padded at all. One adapter alone takes plain products.
+A chunk has room for the most rows that one adapter has, so that each has one chunk, or, where that would more than
+double the rows that are multiplied, for an even share: then an adapter with more rows has several chunks. Chunks are
+padded with rows whose products nobody takes back. Layers with one input (the queries, keys and values of a block) share
+what is taken of it. One adapter alone takes plain products.
 
 Invariants
 - The base's tensors are never written: no adapter is merged.
@@ -46,7 +47,7 @@ class Stack:
             self.a, self.b = a, b
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Route:
     """Which rows of a batch get which adapter."""
 
@@ -58,9 +59,16 @@ class Route:
     take: torch.Tensor | None = None
     """(chunks x size,) row of the batch in each place of the chunks."""
     kept: torch.Tensor | None = None
-    """Those places that are no padding; None where there is none."""
+    """Those places that are no padding, in the order of `rows`; None where there is none."""
     rows: torch.Tensor | None = None
-    """Where each of them belongs in the batch."""
+    """Where each of them belongs in the batch; None where that is the whole batch in order."""
+    _taken: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def taken(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(chunks, size x queries, in) of an input, taken once for all layers that have it in a row."""
+        if self._taken is None or self._taken[0] is not x:
+            self._taken = x, x.index_select(0, self.take).view(self.chunks, -1, x.shape[2]).to(dtype)
+        return self._taken[1]
 
 
 class AdapterBank:
@@ -127,7 +135,9 @@ class AdapterBank:
             return None
         if len(members) == 1 and None not in wanted:
             return Route(single=wanted[0])
-        size = -(-sum(map(len, members.values())) // len(members))
+        total, size = sum(map(len, members.values())), max(map(len, members.values()))
+        if size * len(members) > 2 * total:
+            size = -(-total // len(members))
         chunks = [
             (place, rows[at : at + size])
             for place, rows in sorted(members.items())
@@ -135,15 +145,18 @@ class AdapterBank:
         ]
         places = [place for place, _ in chunks]
         take = [row for _, rows in chunks for row in rows + rows[:1] * (size - len(rows))]
-        kept = [at * size + i for at, (_, rows) in enumerate(chunks) for i in range(len(rows))]
+        kept, rows = None, take
+        if len(take) > total:  # then in the order of the batch, which may be all of it
+            filled = sorted((row, at * size + i) for at, (_, rows) in enumerate(chunks) for i, row in enumerate(rows))
+            kept, rows = [at for _, at in filled], [row for row, _ in filled]
         device = next(iter(self._stacks.values())).a.device
         return Route(
             single=None,
             places=None if places == list(range(self._places)) else torch.tensor(places, device=device),
             chunks=len(chunks),
             take=torch.tensor(take, device=device),
-            kept=None if len(kept) == len(take) else torch.tensor(kept, device=device),
-            rows=torch.tensor([take[at] for at in kept], device=device),
+            kept=None if kept is None else torch.tensor(kept, device=device),
+            rows=None if rows == list(range(len(wanted))) else torch.tensor(rows, device=device),
         )
 
 
@@ -154,18 +167,17 @@ def _forward(base: Any, stack: Stack, bank: AdapterBank, x: torch.Tensor) -> tor
     if route is None:
         return result
     a, b = stack.a, stack.b
-    if x.dtype != a.dtype:
-        x = x.to(a.dtype)
     if route.single is not None:
-        low, up = torch.mm(x.flatten(0, 1), a[route.single]), b[route.single]
+        low, up = torch.mm(x.flatten(0, 1).to(a.dtype), a[route.single]), b[route.single]
         if result.dtype == up.dtype:
             result.flatten(0, 1).addmm_(low, up)
             return result
         return result.add_(torch.mm(low, up).view(result.shape))
     if route.places is not None:
         a, b = a.index_select(0, route.places), b.index_select(0, route.places)
-    rows = x.index_select(0, route.take).view(route.chunks, -1, x.shape[2])
-    delta = torch.bmm(torch.bmm(rows, a), b).view(-1, *result.shape[1:])
+    delta = torch.bmm(torch.bmm(route.taken(x, a.dtype), a), b).view(-1, *result.shape[1:])
     if route.kept is not None:
         delta = delta.index_select(0, route.kept)
-    return result.index_add_(0, route.rows, delta.to(result.dtype))
+    if delta.dtype != result.dtype:
+        delta = delta.to(result.dtype)
+    return result.add_(delta) if route.rows is None else result.index_add_(0, route.rows, delta)

@@ -10,16 +10,18 @@ from infra.engines.adapters import AdapterBank
 from infra.engines.fitting import LowRank
 
 WIDTH, OUT = 5, 7
+SHAPES = {"up": (WIDTH, OUT), "gate": (WIDTH, OUT), "down": (OUT, WIDTH)}
 TENANTS = ("ada", "bob", "cyd", "dan")
 
 
 class Layers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = torch.nn.Linear(WIDTH, OUT), torch.nn.Linear(OUT, WIDTH)
+        self.up, self.gate = torch.nn.Linear(WIDTH, OUT), torch.nn.Linear(WIDTH, OUT)
+        self.down = torch.nn.Linear(OUT, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x))
+        return self.down(self.up(x) * self.gate(x))
 
 
 def low_rank(rank: int, wide: int, out: int, seed: int) -> LowRank:
@@ -48,16 +50,18 @@ def test_each_row_gets_its_own_adapter_in_any_mix(batches, ranks, only_up, leave
             del served[tenant]
         for seed, (tenant, rank) in enumerate(zip(TENANTS, ranks, strict=True)):
             if tenant in tenants:  # a new version before each batch that needs it
-                paths = {"up": (WIDTH, OUT)} if tenant in only_up else {"up": (WIDTH, OUT), "down": (OUT, WIDTH)}
+                paths = {"up"} if tenant in only_up else SHAPES.keys()
                 place = 100 * len(served) + seed
-                served[tenant] = {path: low_rank(rank, *shape, seed=place) for path, shape in paths.items()}
+                served[tenant] = {path: low_rank(rank, *SHAPES[path], seed=place) for path in paths}
                 bank.put(tenant, served[tenant])
         x = torch.randn(len(tenants), queries, WIDTH)
         bank.route(tenants)
         found = module(x)
         for row, tenant in enumerate(tenants):
-            h = x[row]
-            for path in ("up", "down"):
-                low = served[tenant].get(path)
-                h = getattr(plain, path)(h) + (0 if low is None else h @ low.a @ low.b)
-            torch.testing.assert_close(found[row], h, rtol=1e-4, atol=1e-4)
+
+            def layer(path, h, adapter=served[tenant]):
+                low = adapter.get(path)
+                return getattr(plain, path)(h) + (0 if low is None else h @ low.a @ low.b)
+
+            wanted = layer("down", layer("up", x[row]) * layer("gate", x[row]))
+            torch.testing.assert_close(found[row], wanted, rtol=1e-4, atol=1e-3)
