@@ -51,7 +51,7 @@ from benchmarks.proxy_sides import Bare, Direct, Proxied, Served, Side
 from benchmarks.proxy_traffic import Shape, Traffic
 from benchmarks.report import Figure, emit
 from infra.engines.hf import HFEngine
-from infra.engines.weights import WeightTarget, read_tensors
+from infra.engines.weights import read_tensors
 from infra.models.tiny import write_tiny
 from infra.services import supervisor
 from infra.services.endpoints import environment
@@ -150,7 +150,7 @@ def swaps(store: ObjectStore, work: Path, rounds: int, mib: int) -> list[Figure]
     models = [swap_model(work / f"swap{at}" / "model", mib, at) for at in range(2)]
     proxied = Proxied(store, "swap", models[0], work)
     module = HFEngine(models[0], device="cpu")
-    target = WeightTarget(module._loop._module)
+    target = module._target
     spent: dict[str, list[float]] = {"prefetched": [], "naive": [], "local": []}
 
     def swap(version: int) -> None:

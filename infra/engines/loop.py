@@ -4,8 +4,6 @@
 
 Invariants
 - Only this thread touches the module, the cache and the rows; others post commands, which run between two tokens.
-- Prefill computes all but a row's last token; the decode step computes the last one and samples: one path for
-  prompts, for reused prefixes and for rows whose cache a weight update made invalid.
 - A row's version is read at the moment its token is sampled.
 - If the loop dies, every request and every command, present and later, gets EngineClosed with the cause.
 """
@@ -18,19 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from math import isfinite
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from infra.engines.adapters import AdapterBank
 from infra.engines.errors import EngineClosed, NonFiniteLogits, UnknownPolicy
+from infra.engines.forward import Forward
 from infra.engines.protocol import Generation
-from infra.engines.sampling import draw, uniforms
 from infra.engines.slots import Row, Slots
 
 T = TypeVar("T")
-PREFILL_TOKENS = 4096
-"""Padded tokens of one prefill forward; a longer prompt goes alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +45,7 @@ class TokenLoop:
         self.slots, self.bank = slots, bank
         self.waiting: deque[Row] = deque()
         self._unanswered: set[Row] = set()
-        self._module, self._threads, self._mixed = module, threads, mixed
-        self._device = next(module.parameters()).device
-        self._dtype = next(module.parameters()).dtype
+        self._forward, self._threads, self._mixed = Forward(module, slots.cache, bank), threads, mixed
         self._posted: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Condition()
         self._closed: BaseException | None = None
@@ -179,7 +174,7 @@ class TokenLoop:
         preempted = self.slots.reserve(longest)
         self.counters["preempted"] += len(preempted)
         self.waiting.extendleft(preempted)
-        self._prefill()
+        self.counters["tokens_prefilled"] += self._forward.prefill(self.slots.running)
         self._decode(self.slots.running)
 
     def _next(self) -> Row | None:
@@ -189,86 +184,29 @@ class TokenLoop:
         tenant = self.slots.running[0].tenant
         return next((row for row in self.waiting if row.tenant == tenant), None)
 
-    def _prefill(self) -> None:
-        """Cache all but the last token of every row, in padded batches of rows of like length."""
-        lacking = [(len(r.tokens) - 1 - r.cached, at) for at, r in enumerate(self.slots.running)]
-        todo = sorted((need, at) for need, at in lacking if need > 0)
-        while todo:
-            take = max(1, PREFILL_TOKENS // todo[-1][0])
-            chunk, todo = todo[-take:], todo[:-take]
-            self._prefill_batch([need for need, _ in chunk], [at for _, at in chunk])
-
-    def _prefill_batch(self, needs: list[int], at: list[int]) -> None:
-        rows = [self.slots.running[i] for i in at]
-        width = max(needs)
-        fresh = [
-            r.tokens[r.cached : r.cached + need] + [0] * (width - need) for r, need in zip(rows, needs, strict=True)
-        ]
-        slots, need = self._tensor(at), self._tensor(needs)
-        start = self._tensor([r.cached for r in rows])
-        place = torch.arange(width, device=self._device)
-        valid = place < need[:, None]
-        # padding stands at the row's last new position: harmless, for it is neither written nor read
-        position = start[:, None] + torch.minimum(place, need[:, None] - 1)
-        write = (slots[:, None] * self.slots.cache.capacity + position)[valid]
-        length = max(r.cached + n for r, n in zip(rows, needs, strict=True))
-        whole = at == list(range(at[0], at[0] + len(at)))
-        self.slots.cache.aim(slice(at[0], at[0] + len(at)) if whole else slots, length, write, valid)
-        self._forward(rows, self._tensor(fresh), position, length)
-        for row, n in zip(rows, needs, strict=True):
-            row.cached += n
-        self.counters["tokens_prefilled"] += sum(needs)
-
     def _decode(self, rows: list[Row]) -> None:
         """One more token for every row."""
-        position = self._tensor([len(r.tokens) - 1 for r in rows])
-        length = max(len(r.tokens) for r in rows)
-        write = torch.arange(len(rows), device=self._device) * self.slots.cache.capacity + position
-        self.slots.cache.aim(slice(0, len(rows)), length, write)
-        last = self._tensor([[r.tokens[-1]] for r in rows])
-        logits = self._forward(rows, last, position[:, None], length)
-        u = uniforms([r.seed for r in rows], [len(r.logprobs) for r in rows])
-        temperatures = torch.tensor([r.sampling.temperature for r in rows], device=self._device)
-        tokens, logprobs = draw(logits, temperatures, torch.from_numpy(u).to(self._device))
-        finite = torch.isfinite(logprobs)
-        broken = [] if bool(finite.all()) else [r for r, ok in zip(rows, finite.tolist(), strict=True) if not ok]
+        tokens, logprobs = self._forward.sample(rows)
         ended: list[tuple[Row, str]] = []
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             version = self.versions[row.tenant]
             if not row.spans or row.spans[-1][1] != version:
                 row.spans.append((len(row.logprobs), version))
             row.cached = len(row.tokens)
             row.tokens.append(token)
             row.logprobs.append(min(logprob, 0.0))
-            if token in row.stops:
+            if not isfinite(logprob):
+                ended.append((row, "broken"))
+            elif token in row.stops:
                 ended.append((row, "stop"))
             elif len(row.tokens) >= row.limit:
                 ended.append((row, "length"))
         self.counters["tokens_generated"] += len(rows)
-        for row in broken:
-            self._break(row)
         for row, reason in ended:
-            if row not in broken:
+            if reason == "broken":
+                self._break(row)
+            else:
                 self._finish(row, reason)
-
-    def _forward(self, rows: list[Row], ids: torch.Tensor, position: torch.Tensor, length: int) -> torch.Tensor:
-        """Logits (rows, vocabulary) of the last query of `ids` (rows, queries)."""
-        keys = torch.arange(length, device=self._device)
-        mask = torch.zeros(len(rows), 1, ids.shape[1], length, dtype=self._dtype, device=self._device)
-        mask.masked_fill_((keys > position[:, :, None])[:, None], float("-inf"))
-        self.bank.route([row.tenant for row in rows])
-        output = self._module(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=position,
-            cache=self.slots.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
-
-    def _tensor(self, values: list[Any]) -> torch.Tensor:
-        return torch.tensor(values, device=self._device)
 
     # -- ends --------------------------------------------------------------------------------------------------
 

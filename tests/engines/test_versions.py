@@ -29,7 +29,7 @@ async def test_after_an_update_outputs_are_those_of_the_new_weights(start, tmp_p
 
 async def test_adapters_come_and_go_and_the_base_stays_bit_by_bit(start, base, tmp_path):
     engine = start()
-    module = engine._loop._module
+    module = engine._loop._forward._module
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     for version in range(4):
         await engine.publish_adapter("ada", version, save_adapter(tmp_path / str(version), base, seed=version))
