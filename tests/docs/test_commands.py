@@ -1,11 +1,13 @@
-"""Every command in README and docs/ is one: it exists and takes what it is given.
+"""Every command in README and docs/ is one: it exists, takes what it is given, and a test runs it.
 
-Those of Rollmill that need no server (`RUN`) are run, and those about a run; of benchmarks and targets of make it is
-only seen that they exist, and have the options that they are given.
+Those of Rollmill that need no server, those about a run, and the demo are run here, those of benchmarks in
+`test_benchmarks`, others where `ELSEWHERE` says. Of `make` it is seen that the targets exist: it is what calls these
+tests. Docker and Kubernetes are not where tests run; `tests/deploy` holds their files against the specifications.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -120,12 +122,73 @@ def test_what_needs_no_server_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
 
 
-TRIED = ("init", "engine", "env", "rewards", "train", "serve", "tenants", "simulate")
-"""Commands that tests of their own run: in tests/flows, tests/serverless, and above."""
-PARTS = ("demo", "up", "down", "doctor")
-"""Commands that no test runs: of `up`, `down` and `doctor` what they call is tested (tests/services), of `demo` the
-training that it is."""
+DEMO = ("demo", "up", "doctor", "down")
+ELSEWHERE = {
+    "env": ("tests/flows/test_env_command.py", '"play", "frozen_lake"'),
+    "engine serve": ("tests/flows/test_fleet_runs.py", '"engine", "serve"'),
+    "engine install": ("Makefile", "rollmill engine install --cpu"),
+    "init": ("tests/flows/test_project.py", '"init"'),
+    "rewards": ("tests/serverless/test_commands.py", '"bundle"'),
+    "runs ls": ("tests/flows/test_runs_command.py", '"ls"'),
+    "serve": ("tests/flows/test_deployments.py", '"serve"'),
+    "simulate": ("tests/flows/test_simulate.py", '"simulate"'),
+    "tenants": ("tests/flows/tenant_commands.py", '"watch"'),
+    "train config.yaml": ("tests/flows/test_project.py", '"train", "config.yaml"'),
+    "train docs/recipes": ("tests/docs/test_pages.py", "cross_check(config)"),
+    "versions list ann.yaml": ("tests/flows/test_tenants.py", '"tenants", "config", "lake"'),
+}
+"""By the beginning of a command: where it is run, and what stands there. Of the recipes that want GPUs it is the
+dry run."""
 EMPTY = "no such samples"
+
+
+def about_a_run(command: Command) -> bool:
+    return not elsewhere(command) and any(word.startswith("my-run") for word in command.words)
+
+
+def elsewhere(command: Command) -> tuple[str, str] | None:
+    told = " ".join(command.words[1:])
+    return next((where for start, where in ELSEWHERE.items() if told.startswith(start)), None)
+
+
+@each(of("rollmill", whole=True))
+def test_a_whole_command_is_run_by_a_test(command: Command) -> None:
+    if (where := elsewhere(command)) is not None:
+        file, text = where
+        assert text in (ROOT / file).read_text(), f"{file} does not run it any more"
+    else:
+        assert about_a_run(command) or command.words[1] in DEMO or " ".join(command.words) in RUN
+
+
+@pytest.mark.full
+@pytest.mark.server
+@pytest.mark.timeout(1200)
+def test_the_demo_shows_what_it_learned_and_its_services_come_up_again(tmp_path: Path) -> None:
+    def run(*words: str, home: Path | None = None) -> str:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"ROLLMILL_HOME": str(home)} if home else {})
+        log = tmp_path / "log"
+        with log.open("w") as output:  # no pipe: the services of `up` would hold it open
+            code = subprocess.run(
+                [sys.executable, "-m", "flows.cli", *words],
+                cwd=tmp_path,
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            ).returncode
+        assert code == 0, f"{words}:\n{log.read_text()[-4000:]}"
+        return log.read_text()
+
+    home = tmp_path / "demo"
+    try:
+        said = run("demo")
+        found = json.loads((home / "report.json").read_text())
+        assert found["heldout_reward_after"] > found["heldout_reward_before"] + 0.1, found
+        assert all((home / name).stat().st_size > 5_000 for name in ("reward.png", "timeline.png"))
+        assert f"ROLLMILL_HOME={home.name} rollmill up" in said
+        assert "Prefect UI" in run("up", home=home)
+        run("doctor", home=home)
+    finally:
+        assert "stopped" in run("down", home=home)
 
 
 @pytest.mark.full
@@ -148,21 +211,22 @@ def test_every_command_about_a_run_runs_on_one(rollmill: Rollmill, tmp_path: Pat
     assert code == 0 and uid is not None, listed
     known = {
         "my-run.yaml": str(config),
+        "other-run": "my-run",
+        "compared.png": str(tmp_path / "compared.png"),
         "12.0": uid[1],
         "42": "1",
         "3": "0",
         "all.parquet": str(tmp_path / "all.parquet"),
     }
-    ran = 0
-    for at, command in enumerate(of("rollmill", whole=True)):
+    late = ("rollback", "stop")
+    commands = [command for command in of("rollmill", whole=True) if about_a_run(command)]
+    for at, command in enumerate(c for c in commands if c.words[2] not in late):
         words = [known.get(word, word) for word in command.words[1:]]
-        if words[0] in (*TRIED, *PARTS) or str(config) not in words or "rollback" in words:
-            continue
         if "--to" in words and "export" in words and words[0] != "samples":
             words[words.index("--to") + 1] = str(tmp_path / f"out-{at}")
         code, output = rollmill(*words)
         assert code == 0 or (code == 2 and EMPTY in output), f"{command}:\n{output}"
-        ran += 1
-    assert ran >= 12
+    code, output = rollmill("runs", "stop", "my-run")
+    assert code == 2 and "no flow run trains" in output, output
     code, output = rollmill("versions", "rollback", str(config), "1")
     assert code == 0, output
