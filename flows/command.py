@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -30,6 +31,7 @@ SetOption = Annotated[
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     """Named errors end a command with one line, not a traceback."""
+    go_on = "; go on with --resume" if "resume" in signature(command).parameters else ""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -41,10 +43,10 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             if type(error).__name__ != "CancelledRun":  # Prefect's: not imported here, for it reads the environment
                 raise
-            typer.secho(f"stopped: {error}", err=True)
+            typer.secho(f"stopped: {error}{go_on}", err=True)
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
-            typer.secho("interrupted; go on with --resume", err=True)
+            typer.secho(f"interrupted{go_on}", err=True)
             raise typer.Exit(130) from None
 
     return wrapped
@@ -52,12 +54,11 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[None]:
-    """The services for the duration of a command. Those that the environment names (AWS_ENDPOINT_URL_S3 or
-    AWS credentials, PREFECT_API_URL, MLFLOW_TRACKING_URI) are used as they are; the others are the embedded
-    ones, started if they are not up (on free ports where the usual ones are taken), and stopped again if this
-    command started them."""
+    """The services for the duration of a command. Those that the environment names (`infra.services.endpoints.GIVEN`)
+    are used as they are; the others are the embedded ones, started if they are not up (on free ports where the usual
+    ones are taken), and stopped again if this command started them."""
     from flows.quiet import flush
-    from infra.services.endpoints import environment
+    from infra.services.endpoints import environment, given
     from infra.services.errors import PortInUse
     from infra.services.supervisor import AUTO, status, up
     from infra.services.supervisor import down as stop
@@ -65,8 +66,7 @@ def services(which: tuple[str, ...] = ("s3", "prefect", "mlflow")) -> Iterator[N
     end_well_on_signals()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    given = {"s3": "AWS_ACCESS_KEY_ID", "prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
-    wanted = [name for name in which if given[name] not in os.environ]
+    wanted = [name for name in which if not given(name)]
     running = {s.name for s in status() if s.state == "running"}
     started = [name for name in wanted if name not in running]
     if wanted:

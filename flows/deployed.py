@@ -129,7 +129,7 @@ def _collected(what: CollectForm) -> dict[str, Callable[[], RunConfig]]:
         return {config.prefix: lambda: config}
     here = StoreSection(bucket=what.bucket)  # the run may have been stored by another address
     store = ObjectStore.connect(here)
-    store.ensure_bucket()
+    store.ensure_bucket(create=False)
     return {
         prefix: partial(_found, store, prefix, here)
         for prefix in run_prefixes(store, what.tenant)

@@ -38,6 +38,8 @@ RESUMABLE = (
     "engine",
     "rollout.unit",
     "domains.*.runs_on",
+    "domains.*.concurrency",
+    "domains.*.warm",
 )
 """Fields that a resumed run may change."""
 
@@ -51,18 +53,18 @@ class RunExists(RollmillError):
     """The run's prefix is in use and resuming was not asked for."""
 
 
-def reach(config: RunConfig) -> ObjectStore:
-    """The store of a configuration, once it answered. Raises StoreUnavailable within seconds, not the minute that
-    a store in use is given to come back."""
+def reach(config: RunConfig, create: bool = False) -> ObjectStore:
+    """The store of a configuration, once it answered; `create` its bucket, if missing, where that is not AWS. Raises
+    BucketMissing, and StoreUnavailable within seconds, not the minute that a store in use is given to come back."""
     store = ObjectStore.connect(config.store)
-    store.ensure_bucket()
+    store.ensure_bucket(create)
     return store
 
 
 def open_run(config: RunConfig, resume: bool) -> CommitLog:
     """Claim the run's prefix in the store, or join it. Raises StoreUnavailable, StoreNotAtomic, RunExists,
     ConfigError."""
-    store = reach(config)
+    store = reach(config, create=True)
     probe_atomicity(store.client, store.bucket, config.prefix)
     claim(store, config, resume)
     log = CommitLog(store, config.prefix, writer="observer")

@@ -209,7 +209,7 @@ def _store(bucket: str) -> Iterator[ObjectStore]:
         from rl.config.infrastructure import StoreSection
 
         store = ObjectStore.connect(StoreSection(bucket=bucket))
-        store.ensure_bucket()
+        store.ensure_bucket(create=False)
         yield store
 
 

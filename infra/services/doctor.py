@@ -1,13 +1,15 @@
-"""`rollmill doctor`: everything the system leans on, checked, with a mend for each failure.
+"""`rollmill doctor`: everything the system leans on, checked, with a mend for each failure; servers of one's own in the
+place of embedded ones, where the environment names them.
 
 Invariant: a check never raises and never hangs; what goes wrong inside one is that check's failure. Nothing
-is changed, but for one small object written and deleted in a running S3 server.
+is changed, but for one small object written and deleted in an S3 server.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
 import platform
 import shutil
 import subprocess
@@ -21,7 +23,7 @@ from typing import Any
 import psutil
 
 from infra.services import processes, supervisor
-from infra.services.endpoints import S3Endpoint
+from infra.services.endpoints import GIVEN, S3Endpoint, given
 from infra.services.errors import ServiceError
 from infra.services.seaweed import weed_binary
 from infra.services.servers import SERVICES
@@ -29,6 +31,7 @@ from infra.services.supervisor import Ports, ServiceStatus
 
 MIN_DISK_GB = 5.0
 MIN_MEMORY_GB = 4.0
+ANSWER_S = 10.0
 _INSTALL = "run `make install`"
 
 Atomicity = Callable[[Any, str, str], None]
@@ -61,12 +64,16 @@ def checks(
         statuses = supervisor.status(home)
     except ServiceError as error:
         return [*found, Check("services", False, error.message, error.mend)]
+    found += [_guard(f"your {name}", check) for name, check in _OWN.items() if given(name)]
     for status in statuses:
+        if given(status.name):
+            continue
         found.append(_port(status, ports or Ports()))
         if status.state != "stopped":
             found.append(_service(status))
     s3 = supervisor.endpoints(home).s3
-    if s3 is not None and any(status.name == "s3" and status.state == "running" for status in statuses):
+    runs = any(status.name == "s3" and status.state == "running" for status in statuses)
+    if runs and s3 is not None and not given("s3"):
         found.append(_guard("s3 create-if-absent", functools.partial(_atomic, s3, atomicity)))
     return found
 
@@ -227,6 +234,52 @@ def _service(status: ServiceStatus) -> Check:
     detail = f"{status.url}, pid {status.pid}, {status.rss_bytes / 1e6:.0f} MB" if ok else status.detail
     mend = "" if ok else f"run `rollmill up`; its log is {status.log}"
     return Check(f"service {status.name}", ok, f"{status.state}: {detail}", mend)
+
+
+def _own_s3() -> Check:
+    """The store that the environment names, and the bucket that a configuration names if it says nothing else."""
+    from infra.store.errors import BucketMissing
+    from infra.store.objects import ObjectStore, probe_atomicity
+    from rl.config.infrastructure import StoreSection
+    from rl.errors import RollmillError
+
+    store = ObjectStore.connect(StoreSection())
+    where = f"{store.client.meta.endpoint_url}, bucket {store.bucket!r}"
+    try:
+        store.ensure_bucket(create=False)
+        probe_atomicity(store.client, store.bucket, "_rollmill/doctor/")
+    except BucketMissing as error:
+        mend = "create it, or name another in `store.bucket` of your configuration"
+        return Check("your s3", False, str(error), mend, optional=True)
+    except RollmillError as error:
+        return Check("your s3", False, str(error), "see its name on the page Troubleshooting")
+    return Check("your s3", True, f"{where}: of racing creates exactly one wins")
+
+
+def _own_server(name: str) -> Check:
+    """Whether Prefect or MLflow answers where the environment says."""
+    import httpx
+
+    (variable,) = GIVEN[name]
+    url = os.environ[variable]
+    if not url.startswith(("http://", "https://")):
+        return Check(f"your {name}", True, f"{url}, which is no server")
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=ANSWER_S, follow_redirects=True)
+        trouble = "" if answer.is_success else f"it answered {answer.status_code}"
+    except httpx.HTTPError as error:
+        trouble = f"{type(error).__name__}: {error}"
+    if trouble:
+        mend = f"start it, or correct {variable}; without the variable the embedded one is used"
+        return Check(f"your {name}", False, f"{url}: {trouble}", mend)
+    return Check(f"your {name}", True, f"{url} answers")
+
+
+_OWN: dict[str, Callable[[], Check]] = {
+    "s3": _own_s3,
+    "prefect": functools.partial(_own_server, "prefect"),
+    "mlflow": functools.partial(_own_server, "mlflow"),
+}
 
 
 def _atomic(s3: S3Endpoint, atomicity: Atomicity | None) -> Check:

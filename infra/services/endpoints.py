@@ -26,6 +26,26 @@ NO_TELEMETRY = {
 }
 
 
+GIVEN = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_PROFILE",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    ),
+    "prefect": ("PREFECT_API_URL",),
+    "mlflow": ("MLFLOW_TRACKING_URI",),
+}
+"""By service: the variables of which each says that it is a server of the user's own."""
+
+
+def given(service: str) -> bool:
+    """Whether the environment names a server of the user's own."""
+    return any(os.environ.get(variable) for variable in GIVEN[service])
+
+
 @dataclass(frozen=True)
 class S3Endpoint:
     """One S3 server: address, credentials and the bucket that exists on it."""

@@ -19,6 +19,23 @@ START_S = 300.0
 EVENTS_S = 900
 """How long Prefect keeps the events of task runs. Their states, which the UI shows, stay with the task runs."""
 TASK_RUN_STATES = ("Pending", "Running", "Completed", "Failed", "Crashed", "Cancelled")
+PREFECT_SETTINGS = {
+    # Measured (3.9.1): 10 recorded task runs per second with the defaults, 40 to 70 with these.
+    **{
+        f"PREFECT_SERVER_SERVICES_{service}_{key}": value
+        for service in ("TASK_RUN_RECORDER", "EVENT_PERSISTER")
+        for key, value in {"BATCH_SIZE": "200", "READ_BATCH_SIZE": "200", "FLUSH_INTERVAL": "1"}.items()
+    },
+    # 17 KB per task run: without retention the database only grows. Seconds; 14 days.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * 86400),
+    # Measured (3.9.1): four fifths of that are events, of use to automations only, which take them at once.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": json.dumps(
+        dict.fromkeys((f"prefect.task-run.{state}" for state in TASK_RUN_STATES), EVENTS_S)
+    ),
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_LOOP_SECONDS": str(EVENTS_S // 3),
+}
+"""What a Prefect server wants for our load, wherever it runs (deploy/ has the same)."""
 ARTIFACTS = "_mlflow"
 """Prefix of MLflow's artifacts in the bucket. No tenant is called so."""
 
@@ -38,10 +55,6 @@ def _http_probe(address: str) -> str | None:
 
 def _launch_prefect(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:
     home = directory(data_dir, "prefect")
-    recorder, persister = (
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER",
-        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER",
-    )
     env = environment(
         PREFECT_HOME=str(home),
         PREFECT_SERVER_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{home / 'prefect.db'}",
@@ -50,20 +63,7 @@ def _launch_prefect(data_dir: Path, port: int, inner: dict[str, int]) -> Launch:
         PREFECT_SERVER_API_PORT=str(port),
         PREFECT_SERVER_UI_ENABLED="true",
         PREFECT_SERVER_LOGGING_LEVEL="WARNING",
-        # Measured (3.9.1): 10 recorded task runs per second with the defaults, 40 to 70 with these.
-        **{
-            f"{service}_{key}": value
-            for service in (recorder, persister)
-            for key, value in {"BATCH_SIZE": "200", "READ_BATCH_SIZE": "200", "FLUSH_INTERVAL": "1"}.items()
-        },
-        # 17 KB per task run: without retention the database only grows. Seconds; 14 days.
-        PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED="events,flow_runs",
-        PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD=str(14 * 86400),
-        # Measured (3.9.1): four fifths of that are events, of use to automations only, which take them at once.
-        PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES=json.dumps(
-            dict.fromkeys((f"prefect.task-run.{state}" for state in TASK_RUN_STATES), EVENTS_S)
-        ),
-        PREFECT_SERVER_SERVICES_DB_VACUUM_LOOP_SECONDS=str(EVENTS_S / 3),
+        **PREFECT_SETTINGS,
     )
     argv = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
     return Launch(argv, env, home)

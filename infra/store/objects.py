@@ -130,8 +130,8 @@ class ObjectStore:
         for at in range(0, len(doomed), 1000):
             self._retry("DELETE", partial(self._delete, doomed[at : at + 1000]))
 
-    def ensure_bucket(self) -> None:
-        """Check that the bucket can be reached; create it, if missing, on an explicit endpoint only.
+    def ensure_bucket(self, create: bool = True) -> None:
+        """Check that the bucket can be reached; create it, if missing and wished, on an explicit endpoint only.
 
         The first contact with a store: an endpoint that does not answer raises StoreUnavailable in under 15 s.
         """
@@ -142,7 +142,7 @@ class ObjectStore:
                 deadline_s=START_DEADLINE_S,
             )
         except BucketMissing:
-            if clients.is_aws(self.client.meta.endpoint_url):
+            if not create or clients.is_aws(self.client.meta.endpoint_url):
                 raise
             try:
                 self._retry("PUT (bucket)", lambda: self.client.create_bucket(Bucket=self.bucket))

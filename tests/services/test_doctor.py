@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from infra.sandbox import sandbox
 from infra.services import doctor
 from infra.services.endpoints import S3Endpoint
 from infra.services.supervisor import Ports
+from rl.config.infrastructure import StoreSection
 
 
 @pytest.mark.slow
@@ -83,3 +86,34 @@ def test_the_sandbox_is_tried_and_where_it_is_not_to_be_had_the_mend_is_said(mon
         assert not useless.ok and "allow unprivileged user namespaces" in useless.mend
     finally:
         sandbox._starter.cache_clear()
+
+
+def test_servers_of_ones_own_are_looked_at_in_the_place_of_the_embedded_ones(
+    moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+    monkeypatch.setattr(doctor, "_dependencies", lambda: iter(()))
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server, socket.socket() as closed:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        closed.bind(("127.0.0.1", 0))
+        own = {
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_ENDPOINT_URL_S3": moto_url,
+            "PREFECT_API_URL": f"http://127.0.0.1:{closed.getsockname()[1]}/api",
+            "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.server_port}",
+        }
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        missing = StoreSection(bucket="nobody-made-it")
+        monkeypatch.setattr("rl.config.infrastructure.StoreSection", lambda: missing)
+        found = {c.name: c for c in doctor.checks(tmp_path)}
+        server.shutdown()
+    assert not any(name.startswith(("port of", "service ")) for name in found), found
+    assert found["your mlflow"].ok and "answers" in found["your mlflow"].detail
+    assert not found["your prefect"].ok and "PREFECT_API_URL" in found["your prefect"].mend
+    assert not found["your s3"].ok and found["your s3"].optional and "store.bucket" in found["your s3"].mend
