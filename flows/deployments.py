@@ -79,8 +79,9 @@ def deploy(schedules: bool | None = None) -> list[str]:
                 wanted = before if schedules is None else schedules
                 if wanted != schedule.active:
                     client.update_deployment_schedule(deployment.id, schedule.id, active=wanted)
+        names = [f"{client.read_flow(d.flow_id).name}/{d.name}" for d in found]
     _watch_the_dead()
-    return sorted(f"{str(d.entrypoint).rpartition('.')[2]}/{d.name}" for d in found)
+    return sorted(names)
 
 
 def work(limit: int) -> None:

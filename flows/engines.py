@@ -37,7 +37,7 @@ def show() -> None:
 @app.command()
 @one_line_errors
 def install(
-    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU build, in an environment of its own (3.5 GB).")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU build, in an environment of its own (2.7 GB).")] = False,
     torch_index: Annotated[
         str | None, typer.Option(help="An index of CPU builds of torch, where your usual one has none.")
     ] = None,

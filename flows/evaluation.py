@@ -113,6 +113,8 @@ def summarise(
         section.samples,
         passes(played),
         shares,
+        section.temperature,
+        section.solved_at,
     )
 
 

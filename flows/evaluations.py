@@ -46,6 +46,9 @@ class Evaluation:
     """By k (`rl.pass_at`)."""
     by_difficulty: dict[str, Share] = field(default_factory=dict)
     """By difficulty, for environments that tell it; easiest first."""
+    temperature: float | None = None
+    solved_at: float | None = None
+    """Both as the run asked for them; None in what was kept before they were told."""
 
     def __str__(self) -> str:
         missing = f", {self.missing} missing" if self.missing else ""
@@ -65,7 +68,8 @@ def keep(config: RunConfig, store: ObjectStore, results: list[Evaluation]) -> No
 
 
 def load(config: RunConfig, store: ObjectStore, version: int) -> list[Evaluation] | None:
-    """The kept evaluation of a version; None if there is none, or one of fewer problems or samples."""
+    """The kept evaluation of a version; None if there is none, one of fewer problems, samples or k, or one by another
+    temperature or, where k are asked for, `solved_at`."""
     try:
         kept = _read(store, _key(config, version))
     except NotFound:
@@ -73,7 +77,11 @@ def load(config: RunConfig, store: ObjectStore, version: int) -> list[Evaluation
     asked = config.evaluation
     wanted = set(map(str, asked.pass_at))
     enough = all(
-        e.samples >= asked.samples and e.problems + e.missing >= asked.problems and wanted <= e.pass_at.keys()
+        e.samples >= asked.samples
+        and e.problems + e.missing >= asked.problems
+        and wanted <= e.pass_at.keys()
+        and e.temperature in (None, asked.temperature)
+        and (not wanted or e.solved_at in (None, asked.solved_at))
         for e in kept
     )
     return kept if enough else None

@@ -89,9 +89,9 @@ class Orders:
         if state is None:
             return
         if state.type in (StateType.CANCELLING, StateType.CANCELLED):
-            raise StopOrdered("the flow run was cancelled; go on with --resume")
+            raise StopOrdered("the flow run was cancelled")
         if state.type is StateType.PAUSED:
-            raise PauseOrdered("the flow run was paused; go on with --resume")
+            raise PauseOrdered("the flow run was paused")
 
     def cancelled(self) -> bool:
         """Whether it was cancelled, by a look at once: a worker ends the process of what is cancelled by SIGTERM, which

@@ -24,8 +24,8 @@ def serve(
         typer.Option("--schedules/--no-schedules", help="Switch all schedules on or off; else they stay as they are."),
     ] = None,
 ) -> None:
-    """Offer the flows in Prefect's UI (train, evaluate, warmstart, gc, tenants and their jobs), and run what is started
-    there."""
+    """Offer the flows in Prefect's UI (train, evaluate, warmstart, gc, simulate, tenants and their jobs), and run
+    what is started there."""
     from flows.home import Home
 
     os.environ["ROLLMILL_HOME"] = str(Home.default().root)  # a flow run starts in a directory of its own

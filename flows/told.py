@@ -130,8 +130,7 @@ def run_flow(flow: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         where = PREFECT_API_URL.value()
         if not end.over:
             raise PrefectAway(
-                f"Prefect's server at {where} does not answer, and the flow can not begin; start it, and go on with "
-                f"--resume"
+                f"Prefect's server at {where} does not answer, and the flow can not begin; start it, and try again"
             ) from error
         missing = "has no such flow run any more" if isinstance(error, ObjectNotFound) else "does not answer"
         print(f"Prefect's server at {where} {missing}, and was not told that this ended", file=sys.stderr)

@@ -86,7 +86,7 @@ def test_what_a_body_ended_with_is_the_end_of_its_flow(capsys: pytest.CaptureFix
 
     with pytest.raises(ValueError, match="of the body"):
         run_flow(lambda: told_nothing(noted(fail)))
-    with pytest.raises(PrefectAway, match="--resume"):
+    with pytest.raises(PrefectAway, match="start it, and try again"):
         run_flow(lambda: told_nothing(lambda: None))
 
 
