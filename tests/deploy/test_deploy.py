@@ -183,4 +183,6 @@ def test_the_image_copies_what_there_is_and_runs_as_nobody_special() -> None:
     assert all(f"\n{extra} = [" in told for extra in extras)
     kept = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    for link in (path for package in packages for path in (ROOT / package).rglob("*") if path.is_symlink()):
+        assert str(link.resolve().relative_to(ROOT)).partition("/")[0] in kept, f"{link} leads nowhere in the image"
     assert packages <= kept and {"requirements.lock", "pyproject.toml", "README.md", "LICENSE"} <= kept
