@@ -122,7 +122,7 @@ class Cluster:
     def _look(self) -> None:
         """Follow what the engines can take."""
         waiting, usage = self.world.load()
-        in_flight = sum(run.members * len(run.in_flight) for run in self.runs)
+        in_flight = sum(run.scenario.members * len(run.in_flight) for run in self.runs)
         if self.service.look(Load(in_flight, waiting, 0, usage)):
             for run in self.service.waiting(self.runs):
                 run.changed = True
@@ -138,7 +138,7 @@ class Cluster:
         chosen: dict[HardwareClass, list[Flight]] = {c: [] for c in free}
         for flight in flights:
             where = self._class_of(flight, free, room)
-            free[where] -= run.members
+            free[where] -= run.scenario.members
             chosen[where].append(flight)
         for where, group in chosen.items():
             if group:
@@ -153,7 +153,7 @@ class Cluster:
         return Placement({}, wanted).resolve(None, free)
 
     def _start(self, run: Run, flights: list[Flight], where: HardwareClass, load: np.ndarray) -> None:
-        size = run.members
+        size = run.scenario.members
         numbers = [self._new_group(run, flight.uid) for flight in flights]
         engines = self._members_of[where]
         engine = engines[least_loaded(load[engines], len(flights) * size)]

@@ -259,18 +259,21 @@ class Scenario(Section):
             raise ValueError("pools: either all are of role both, or each is prefill or decode")
         if wrong := {name for one in self.shares for name in one.domains} - set(names):
             raise ValueError(f"shares: there is no domain {sorted(wrong)[0]!r} in {names}; name one of them")
-        small = [one.quota for one in self.shares if one.quota is not None and one.quota < self.group_size]
+        small = [one.quota for one in self.shares if one.quota is not None and one.quota < self.members]
         if small:
             raise ValueError(
-                f"shares: a quota ({small[0]}) is below group_size ({self.group_size}): no group could run; raise it"
+                f"shares: a quota ({small[0]}) is below the {self.members} trajectories of a group: no group could "
+                f"run; raise it"
+            )
+        if self.max_concurrent is not None and self.max_concurrent < self.members:
+            raise ValueError(
+                f"max_concurrent ({self.max_concurrent}) is below the {self.members} trajectories of a group: no group "
+                f"could run; raise it"
             )
         if (why := MODES[self.mode].refuse(self.alpha)) is not None:
             raise ValueError(why.replace("staleness.", ""))
-        if self.adaptive and (self.max_concurrent is None or self.max_concurrent < self.group_size):
-            raise ValueError(
-                f"adaptive needs max_concurrent, the most that may run, of at least group_size ({self.group_size}); it "
-                f"is {self.max_concurrent}"
-            )
+        if self.adaptive and self.max_concurrent is None:
+            raise ValueError("adaptive needs max_concurrent, the most that may run; set it")
         if self.routing == "turn" and roles != {"both"}:
             raise ValueError("routing is turn, but the pools have roles; make them both, or route by trajectory")
         if self.late == "draw_again" and not MODES[self.mode].waits:
@@ -278,6 +281,11 @@ class Scenario(Section):
         if self.steps <= self.warmup:
             raise ValueError(f"steps ({self.steps}) must be above warmup ({self.warmup}); raise it")
         return self
+
+    @property
+    def members(self) -> int:
+        """Trajectories that are started for a group."""
+        return self.group_size + self.redundancy.extra_members
 
     @property
     def gpus(self) -> int:

@@ -212,11 +212,6 @@ class Run:
             self._awaited.clear()
             self.host.place(self, flights)
 
-    @property
-    def members(self) -> int:
-        """Trajectories that are started for a group."""
-        return self.scenario.group_size + self.redundancy.extra_members
-
     def finished(self, uid: Uid, members: list[int] | None, tokens: float, squares: float) -> None:
         """At least as many members as are needed have their rewards: all of them, or `members`, in the order in which
         they finished. Their lengths add up to `tokens`, the squares of their lengths to `squares`."""

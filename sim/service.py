@@ -37,7 +37,7 @@ class Service:
         self._most = scenario.running or scenario.tenants
         self._concurrency: Concurrency | None = None
         if scenario.adaptive and scenario.max_concurrent is not None:
-            self._concurrency = Concurrency(slots, scenario.group_size, scenario.max_concurrent)
+            self._concurrency = Concurrency(slots, scenario.members, scenario.max_concurrent)
         self._rounds = Rounds() if scenario.schedule == "rounds" else None
         own = QueueSection()
         self._shares: dict[str, TenantShare] = {}
@@ -104,7 +104,7 @@ class Service:
         """Those for whose groups their domain has environments. Runs that lack some stand in line: each gets one group
         before those behind it get any."""
         busy = Counter(flight.domain.name for one in runs for flight in one.in_flight.values())
-        free = {name: most // run.members - busy[name] for name, most in self._environments.items()}
+        free = {name: most // run.scenario.members - busy[name] for name, most in self._environments.items()}
         for name, line in self._lines.items():
             ahead = line[: line.index(run.number)] if run.number in line else line
             free[name] -= sum(not self._wanted.get(number) for number in ahead)
@@ -135,7 +135,7 @@ class Service:
                     one.changed = one.changed or bool(self._wanted.get(one.number))
             if not self._rounds.may(job_id(run.number), run.serving):
                 return 0
-        most, members = self._limit, run.members
+        most, members = self._limit, run.scenario.members
         if most is None:
             quota = self._sections[run.number].quota
             granted = wanted if quota is None else max(0, min(wanted, quota // members - len(run.in_flight)))
@@ -152,7 +152,7 @@ class Service:
 
     def _allotted(self, run: Run, most: int, runs: Sequence[Run]) -> int:
         """As the rollout of a service asks for it."""
-        members = run.members
+        members = run.scenario.members
         playing = [one for one in runs if one.begun and not one.over]
         free = most - members * sum(len(one.in_flight) for one in runs)
         demands = {

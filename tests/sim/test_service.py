@@ -70,7 +70,7 @@ def test_a_quota_is_never_exceeded_and_holds_up_nobody_else():
     most = np.zeros(3)
     for until in np.arange(2.0, 1000.0, 2.0):
         cluster.simulate(until)
-        most = np.maximum(most, [len(run.in_flight) * run.members for run in cluster.runs])
+        most = np.maximum(most, [len(run.in_flight) * run.scenario.members for run in cluster.runs])
     assert most.tolist() == [4, 16, 16]
     limited, *others = (run.steps[-1].committed for run in cluster.runs)
     assert limited > 2 * max(others)
@@ -126,7 +126,7 @@ def rate(domain: DomainWork, **more: Any) -> tuple[float, list[int]]:
     cluster, in_flight = Cluster(scenario(domain, **CROWD | more), 100), []
     for until in np.arange(10.0, 1500.0, 10.0):
         cluster.simulate(until)
-        in_flight.append(sum(run.members * len(run.in_flight) for run in cluster.runs))
+        in_flight.append(sum(run.scenario.members * len(run.in_flight) for run in cluster.runs))
     return cluster.world.totals.finished / cluster.now, in_flight
 
 
