@@ -32,6 +32,7 @@ from rl.jobs import OVER, Entry, JobRefused, Order, State
 PERIOD_S = 2.0
 
 AGAIN = frozenset({State.PAUSED, State.FAILED})
+ENDED = OVER | {State.DELETING, State.DELETED}
 
 Figures = dict[str, float | int | str | None]
 
@@ -72,7 +73,7 @@ def _follow(form: JobForm) -> RunState | Figures:
     entry, said = _submitted(tenants, form.job), console()
     shown, told = Artifacts(tenants.config(entry.job.id)), None
     try:
-        while entry.state not in OVER:
+        while entry.state not in ENDED:
             orders.check()
             if entry.state is not told:
                 told = entry.state
@@ -101,8 +102,8 @@ def _ended(tenants: Tenants, entry: Entry) -> RunState | Figures:
     id = entry.job.id
     if entry.state is State.FAILED:
         raise JobFailed(f"job {id} failed: {entry.failure}; mend it, and retry this flow run, or hand it in again")
-    if entry.state is State.CANCELLED:
-        return Cancelled(message=f"job {id} was cancelled")
+    if entry.state is not State.DONE:
+        return Cancelled(message=f"job {id} is {entry.state}")
     row = next(row for row in tenants.figures() if row.job == id)
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 

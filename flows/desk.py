@@ -34,6 +34,9 @@ from rl.jobs import Entry, JobRefused, State, next_starts
 
 GARBAGE_S = 5.0
 """Between two looks for garbage."""
+QUIET_S = 5.0
+"""Rollout, trainer and workers may write for a moment after a job has ended; it is erased when for so long nothing
+was."""
 NOTE_S = 2.0
 """Between two notes of what the engines did."""
 
@@ -51,7 +54,9 @@ class Desk:
         self._since: tuple[float, float] | None = None
         self._reports = JobReports(service, store, console)
         self._eraser = ThreadPoolExecutor(1, thread_name_prefix="erase")
-        self._erasing: dict[str, Future[None]] = {}
+        self._erasing: dict[str, Future[int]] = {}
+        self._quiet: dict[str, float] = {}
+        """When to look again whether anything was written since the last time."""
 
     @property
     def idle(self) -> bool:
@@ -90,10 +95,14 @@ class Desk:
         except StoreUnavailable:
             raise
         except RollmillError as error:
-            self._book.end(id, str(error))
+            self._end(id, error)
             return
         with suppress(JobRefused):  # it was paused or cancelled this moment
             self._book.start(id, trainer)
+
+    def _end(self, id: str, error: RollmillError) -> None:
+        with suppress(JobRefused):  # somebody ended it before
+            self._book.end(id, str(error))
 
     def _tell(self) -> None:
         """Say what changed."""
@@ -123,7 +132,11 @@ class Desk:
 
     def _collect(self, tenants: Mapping[str, TenantStatus]) -> None:
         for entry in self._book.jobs.running:
-            config = self._config(entry)
+            try:
+                config = self._config(entry)
+            except RollmillError as error:  # it fits the service no more, which was started with another configuration
+                self._end(entry.job.id, error)
+                continue
             found = tenants.get(config.served_as)
             if found is not None and found.head is not None:
                 background = self._garbage.setdefault(
@@ -137,15 +150,23 @@ class Desk:
         if self._reports.making(id):  # it would write what nobody deletes any more
             return
         if running is None:
-            self._erasing[id] = self._eraser.submit(self._delete, f"{id}/")
+            if monotonic() >= self._quiet.get(id, 0.0):
+                self._erasing[id] = self._eraser.submit(self._delete, f"{id}/")
         elif running.done():
             del self._erasing[id]
             if (error := running.exception()) is None:
-                self._book.erase(id)
+                if id in self._quiet and running.result() == 0:
+                    del self._quiet[id]
+                    self._book.erase(id)
+                else:
+                    self._quiet[id] = monotonic() + QUIET_S
             elif not isinstance(error, RollmillError):
                 raise error
             else:
                 self._console.print(f"{id} is not deleted yet: {error}", highlight=False)
 
-    def _delete(self, prefix: str) -> None:
-        self._store.delete(key for key in self._store.keys(prefix) if not key.startswith(f"{prefix}log/"))
+    def _delete(self, prefix: str) -> int:
+        """How many objects there were."""
+        doomed = [key for key in self._store.keys(prefix) if not key.startswith(f"{prefix}log/")]
+        self._store.delete(doomed)
+        return len(doomed)

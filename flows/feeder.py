@@ -68,6 +68,8 @@ class Feeder:
     ):
         store = ObjectStore.connect(config.store)
         self.config, self._client, self._label = config, client, label
+        self.room: int | None = None
+        """Trajectories of it that may be in flight at once, so that a group with its spares is no larger; None: any."""
         self._log = CommitLog(store, config.prefix, writer=f"rollout-{uuid.uuid4().hex[:8]}")
         self._buffer = SampleBuffer(store, config.prefix)
         self._aborter = ControlClient(proxy_url, deadline_s=ABORT_S, key=key)
@@ -134,7 +136,8 @@ class Feeder:
     @property
     def _redundancy(self) -> RedundancyPolicy:
         training = self.config.training
-        return self.config.rollout.redundancy.policy(self._tail.spares(training.group_size, training.groups_per_step))
+        seen = self._tail.spares(training.group_size, training.groups_per_step)
+        return self.config.rollout.redundancy.policy(seen, self.room and self.room - training.group_size)
 
     def start(self, uids: Sequence[Uid], serving: int) -> None:
         """Start these attempts."""

@@ -7,17 +7,22 @@ counted.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from flows.feeder import Feeder
-from infra.store.errors import NotFound
+from infra.proxy.client import ProxyUnavailable
+from infra.store.errors import NotFound, StoreUnavailable
 from infra.store.objects import ObjectStore
 from rl.errors import RollmillError
 from rl.jobs import Entry
 from rl.trajectory import Uid
 
+LINE_S = 10.0
+"""A job that waits for its turn for so long is told to stand in line."""
 USAGE_S = 2.0
 """Between two notes of what a job used."""
 
@@ -64,6 +69,18 @@ class Playing:
     """Whether its last version is committed."""
     arrivals: int = 0
     """Times that a batch may have become complete."""
+    troubled: float | None = None
+    """Since when the proxy can not serve its adapter."""
+    lined: float | None = None
+    """Since when it would start something, has nothing in flight, and others go before it."""
+    too_large: bool = False
+    """Whether it was told that its groups have no room."""
+
+    def stands_in_line(self, now: float) -> bool:
+        """Whether it has waited for its turn for a while."""
+        waits = bool(self.wanted) and not self.feeder.in_flight and not self.too_large
+        self.lined = (self.lined or now) if waits else None
+        return self.lined is not None and now - self.lined >= LINE_S
 
     @property
     def fed(self) -> bool:
@@ -74,3 +91,19 @@ class Playing:
     def complete(self) -> bool:
         """Whether the trainer has all that it needs."""
         return self.seen[0] is not None and not self.over and not self.wanted and not self.feeder.in_flight
+
+
+class Alone:
+    """What fails in the block ends one job, by `fail(reason)`; but not what is nobody's fault."""
+
+    def __init__(self, fail: Callable[[str], None]):
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, StoreUnavailable | ProxyUnavailable):
+            return False
+        self._fail(f"{type(error).__name__}: {error}")
+        return True

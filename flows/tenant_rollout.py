@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,18 +25,17 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.feeder import Feeder
 from flows.flow_runs import ends_with_its_run, sign
-from flows.playing import BudgetSpent, Playing, Usage
+from flows.playing import Alone, BudgetSpent, Playing, Usage
 from flows.quiet import quiet_failures
 from flows.rollout import served
 from flows.told import leaving, run_flow
 from infra.compute.lifeline import NAMED, die_with_parent, last_words
-from infra.compute.pools import connect, wait_for_slots
+from infra.compute.pools import connect, slots, wait_for_slots
 from infra.proxy.auth import tenant_key
-from infra.proxy.client import ControlClient, ProxyUnavailable
+from infra.proxy.client import ControlClient
 from infra.proxy.secret import rollout_key
 from infra.proxy.wire import ServiceStatus
 from infra.store.arrivals import Arrivals
-from infra.store.errors import StoreUnavailable
 from infra.store.jobs import JobBook
 from infra.store.objects import ObjectStore
 from rl.concurrency import Concurrency, Load
@@ -86,9 +85,10 @@ class Rollout:
         self._arrivals = Arrivals(self._store, service.name)
         self._proxy = ControlClient(proxy_url, deadline_s=service.deadlines.control, key=key)
         self._playing: dict[str, Playing] = {}
-        most = service.trajectories or min(LARGE, int(self._pools[HardwareClass.CPU]))
-        self._concurrency = Concurrency(slots_of(service), min(2, most), most)
-        self._limit = self._concurrency.limit
+        self._most = LARGE
+        self._most = self._room()
+        self._concurrency = Concurrency(slots_of(service), min(2, self._most), self._most)
+        self._in_line: frozenset[str] = frozenset()
         self._booked = self._loaded = self._asked = 0.0
         self._passed_over = PassedOver(service.queue.patience)
         self._rounds = Rounds() if service.schedule == "rounds" else None
@@ -124,7 +124,6 @@ class Rollout:
         key = tenant_key(self._key, config.served_as)
         feeder = Feeder(config, self._client, self._url, self._pools, key, self._lease, f"{entry.job.id} ")
         feeder.begin()
-        self._concurrency.need(feeder.members)
         return Playing(entry, feeder, Usage(self._store, config.prefix))
 
     def _leave(self, id: str) -> None:
@@ -132,8 +131,8 @@ class Rollout:
         playing.usage.take(0, 0, at_once=True)
         playing.feeder.leave()
 
-    def _alone(self, id: str) -> _Alone:
-        return _Alone(lambda reason: self._fail(id, reason))
+    def _alone(self, id: str) -> Alone:
+        return Alone(lambda reason: self._fail(id, reason))
 
     def _fail(self, id: str, reason: str) -> None:
         """End a job; the others go on."""
@@ -143,13 +142,20 @@ class Rollout:
         with suppress(JobRefused):  # somebody ended it before
             self._book.end(id, reason)
 
+    def _room(self) -> int:
+        """Trajectories that may be in flight: workers may come and go. Where all are away, as many as before."""
+        there = int(slots(self._client).get(HardwareClass.CPU, 0))
+        return self._service.trajectories or min(LARGE, there) or self._most
+
     # -- what may start ----------------------------------------------------------------------------------------
 
     def _look(self, status: ServiceStatus) -> None:
         now = monotonic()
         if now - self._loaded >= LOAD_S:
             self._loaded = now
-            self._limit = self._concurrency.look(self._load(status.engine))
+            self._most = self._room()
+            self._concurrency.resize(self._most)
+            self._concurrency.look(self._load(status.engine))
         for id, playing in list(self._playing.items()):
             with self._alone(id):
                 self._look_at(playing, status, now)
@@ -161,6 +167,7 @@ class Rollout:
             playing.wanted = []
             self._wait(playing, now, None if tenant is None else tenant.trouble)
             return
+        playing.troubled = None
         seen = (serving, tenant.head)
         if seen == playing.seen and now - playing.looked < LOOK_S * max(1.0, len(self._playing) / CROWD):
             return
@@ -171,10 +178,12 @@ class Rollout:
     def _wait(self, playing: Playing, now: float, trouble: str | None) -> None:
         """Nothing of it is served: for its trainer to make a version, or for the proxy to load it."""
         deadlines = self._service.deadlines
-        if trouble is not None and now - playing.since > deadlines.start:
+        playing.troubled = None if trouble is None else playing.troubled or now
+        if playing.troubled is not None and now - playing.troubled > deadlines.start:
             raise RollmillError(f"its adapter is not served since {deadlines.start:g} s (deadlines.start): {trouble}")
-        if now - playing.since > deadlines.batch:
-            raise DeadlineExceeded(f"no version of it was committed within {deadlines.batch:g} s (deadlines.batch)")
+        patience = deadlines.batch * len(self._playing)  # the others' turns at the trainer may come before its own
+        if now - playing.since > patience:
+            raise DeadlineExceeded(f"no version of it was committed within {patience:g} s (deadlines.batch x jobs)")
 
     def _load(self, engine: dict[str, Any]) -> Load:
         each = engine.get("engines", [engine])
@@ -187,15 +196,30 @@ class Rollout:
         return sum(playing.feeder.in_flight for playing in self._playing.values())
 
     def _admit(self) -> None:
-        free = self._limit - self._in_flight
         if self._rounds is not None:
             self._rounds.look({id: p.seen[0] for id, p in self._playing.items() if not p.over})
         demands = {
             id: Demand(len(p.wanted) * p.feeder.members, p.feeder.in_flight, p.feeder.members)
             for id, p in self._playing.items()
-            if p.wanted and (self._rounds is None or self._rounds.may(id, p.seen[0]))
+            if p.wanted and self._fits(p) and (self._rounds is None or self._rounds.may(id, p.seen[0]))
         }
-        if free <= 0 or not demands:
+        if demands:  # spares are more or fewer as failures are seen
+            self._concurrency.need(max(demand.together for demand in demands.values()))
+            self._start(demands)
+        self._tell_line()
+
+    def _fits(self, playing: Playing) -> bool:
+        """Whether a group of it has room; what is free would be kept for one that has not for ever."""
+        job = playing.entry.job
+        playing.feeder.room = min(self._most, job.quota or self._most)
+        if job.group > self._most and not playing.too_large:
+            print(f"job {job.id}: a group of {job.group} is above the {self._most} that may run at once", flush=True)
+        playing.too_large = job.group > self._most
+        return not playing.too_large
+
+    def _start(self, demands: Mapping[str, Demand]) -> None:
+        free = self._concurrency.limit - self._in_flight
+        if free <= 0:
             return
         waiting = sum(playing.complete for playing in self._playing.values())
         entitled = shares(playing.entry for playing in self._playing.values())
@@ -209,6 +233,17 @@ class Rollout:
             with self._alone(id):
                 playing.feeder.start(playing.wanted[:groups], serving)
                 playing.wanted = playing.wanted[groups:]
+
+    def _tell_line(self) -> None:
+        """Tell the trainers who stands in line, so that their desks do not take it for a rollout that gives nothing."""
+        now = monotonic()
+        found = frozenset(id for id, playing in self._playing.items() if playing.stands_in_line(now))
+        if found != self._in_line:
+            self._in_line = found
+            self._tell()
+
+    def _tell(self) -> None:
+        self._arrivals.tell({id: playing.arrivals for id, playing in self._playing.items()}, self._in_line)
 
     def _collect(self) -> int:
         """Take what ended; how many groups that were."""
@@ -229,24 +264,8 @@ class Rollout:
                 if budget is not None and playing.usage.tokens >= budget:
                     raise BudgetSpent(f"it has generated {playing.usage.tokens} tokens; its budget is {budget}")
         if arrived:
-            self._arrivals.tell({id: playing.arrivals for id, playing in self._playing.items()})
+            self._tell()
         return count
-
-
-class _Alone:
-    """What fails in the block ends one job, by `fail(reason)`; but not what is nobody's fault."""
-
-    def __init__(self, fail: Callable[[str], None]):
-        self._fail = fail
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, StoreUnavailable | ProxyUnavailable):
-            return False
-        self._fail(f"{type(error).__name__}: {error}")
-        return True
 
 
 def slots_of(service: ServiceConfig) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
@@ -32,7 +32,7 @@ from infra.tracking.text import text_table
 from rl.config.load import validate_as
 from rl.config.run import RunConfig
 from rl.config.tenants import Job, ServiceConfig
-from rl.errors import DeadlineExceeded
+from rl.errors import DeadlineExceeded, LogCorrupt, LogTooNew
 from rl.jobs import OVER, Entry, Order, State
 from rl.records import Step
 from rl.tenancy import JobFigures, figures, with_shares
@@ -107,10 +107,13 @@ class Tenants:
     def _figures(self, entry: Entry) -> JobFigures:
         prefix = f"{entry.job.id}/"
         log = CommitLog(self._store, prefix, "observer")
-        steps = [record for record in log.history() if isinstance(record, Step)]
         tokens = 0
         with suppress(NotFound):
             tokens = int(json.loads(self._store.get(f"{prefix}usage.json"))["tokens"])
+        try:
+            steps = [record for record in log.history() if isinstance(record, Step)]
+        except (LogCorrupt, LogTooNew) as error:  # of this job alone: the others have their figures
+            return replace(figures(entry, [], tokens), unread=str(error))
         return figures(entry, steps, tokens)
 
     def utilisation(self) -> dict[str, float]:
@@ -129,7 +132,9 @@ class Tenants:
 
     def table(self, rows: Sequence[JobFigures] | None = None) -> str:
         """The figures as text."""
-        return text_table(COLUMNS, [_cells(row) for row in (self.figures() if rows is None else rows)])
+        rows = self.figures() if rows is None else rows
+        unread = [f"{row.job}: its log can not be read: {row.unread}" for row in rows if row.unread]
+        return "\n".join([text_table(COLUMNS, [_cells(row) for row in rows]), *unread])
 
 
 COLUMNS = [

@@ -26,6 +26,7 @@ from flows.supervise import PartFailed
 from flows.tenant_trainers import Trainers
 from flows.warmstart import initial_model
 from infra.store.errors import NotFound
+from infra.store.jobs import JobBook
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore, probe_atomicity
 from rl.config.load import dumps, loads_as
@@ -45,6 +46,7 @@ def serve(name: str, service: ServiceConfig, until_idle: bool = False, console: 
 
 def _run(service: ServiceConfig, until_idle: bool, console: Console) -> None:
     store = claim_service(service)
+    _check_places(service, store)
     with open_session(service.host, CommitLog(store, service.prefix, "observer"), console, service) as session:
         if not has_base(service.host, store):
             console.print("preparing the base", highlight=False)
@@ -76,7 +78,7 @@ def _check(session: Session, trainers: Trainers) -> None:
 def claim_service(service: ServiceConfig) -> ObjectStore:
     """The store, in which the service is described. Raises StoreUnavailable, StoreNotAtomic, and ConfigError for
     another base than the one that the service began with."""
-    store = reach(service.host)
+    store = reach(service.host, create=True)
     probe_atomicity(store.client, store.bucket, service.prefix)
     try:
         began = find_service(store, service.name)
@@ -89,6 +91,16 @@ def claim_service(service: ServiceConfig) -> ObjectStore:
         )
     store.put(_key(service.name), dumps(service).encode())
     return store
+
+
+def _check_places(service: ServiceConfig, store: ObjectStore) -> None:
+    """Raises ConfigError for fewer places than jobs that run: an engine may not have room for all their adapters."""
+    running = [entry.job.id for entry in JobBook(store, service.name).sync().running]
+    if len(running) > service.running:
+        raise ConfigError(
+            f"running ({service.running}) is below the {len(running)} jobs that run: {', '.join(running)}; raise it, "
+            f"or `rollmill tenants pause` some of them first"
+        )
 
 
 def find_service(store: ObjectStore, name: str) -> ServiceConfig:

@@ -8,8 +8,10 @@ full; how many more depends on the environments and changes with the tenants. So
     all that may be are in flight, and little waits                                       more, by an eighth
     the same, before anything ever waited, with ample room for keys and values            twice as many
 
-Invariants: never below `least`, so that the largest group can start, and never above `most`; equal looks give equal
-answers. Pure.
+Groups start whole, so all that may be are in flight also where the next group would not fit.
+
+Invariants: never below the largest group that is to start, so that it can, and never above `most`; equal looks give
+equal answers. Pure.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class Concurrency:
         if not 1 <= least <= most or slots < 1:
             raise ValueError(f"from {least} to {most} trajectories on {slots} slots is not possible")
         self._slots, self._least, self._most = slots, least, most
+        self._together = least
         self.limit = min(most, max(least, slots))
         self._preempted: int | None = None
         self._waited = False
@@ -62,7 +65,9 @@ class Concurrency:
             wanted = self.limit - max(1, self.limit // 4)
         elif load.waiting > self._slots:
             wanted = self.limit - max(1, self.limit // 8)
-        elif load.in_flight >= USED * self.limit and load.waiting <= LITTLE * self._slots:
+        elif load.waiting <= LITTLE * self._slots and (
+            load.in_flight >= USED * self.limit or load.in_flight + self._together > self.limit
+        ):
             first = not self._waited and load.kv_usage <= AMPLE
             wanted = 2 * self.limit if first else self.limit + max(1, self.limit // 8)
         else:
@@ -70,7 +75,13 @@ class Concurrency:
         self.limit = min(self._most, max(self._least, wanted))
         return self.limit
 
-    def need(self, least: int) -> None:
-        """A group of so many is to start some time."""
-        self._least = min(self._most, max(self._least, least))
+    def need(self, together: int) -> None:
+        """The largest group that is to start now has so many."""
+        self._least = self._together = min(self._most, together)
         self.limit = max(self.limit, self._least)
+
+    def resize(self, most: int) -> None:
+        """From now on at most so many."""
+        self._most = max(1, most)
+        self._least = min(self._least, self._most)
+        self.limit = min(self.limit, self._most)

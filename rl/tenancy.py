@@ -48,6 +48,8 @@ class JobFigures:
     trainer_share: float | None = None
     engine_share: float | None = None
     cost_share: float | None = None
+    unread: str | None = None
+    """Why its log could not be read; then the figures from there are missing."""
 
 
 def figures(entry: Entry, records: Sequence[Step], tokens: int) -> JobFigures:
@@ -76,9 +78,9 @@ def busy(step: Step) -> float:
 
 
 def with_shares(rows: Sequence[JobFigures]) -> list[JobFigures]:
-    """The rows with what each had of all."""
+    """The rows with what each had of all; where a log could not be read, nothing is known of that one's trainer."""
     seconds, tokens = sum(row.trainer_s for row in rows), sum(row.tokens for row in rows)
-    return [_shared(row, seconds, tokens) for row in rows]
+    return [row if row.unread else _shared(row, seconds, tokens) for row in rows]
 
 
 def _shared(row: JobFigures, seconds: float, tokens: int) -> JobFigures:

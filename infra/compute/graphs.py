@@ -114,6 +114,7 @@ class GroupGraph:
 
     def run(self) -> Any:
         """All members, then admit: the unit `group`."""
+        self._check()
         tries = [(member, 0) for member in self.members]
         watched = dict(zip(self._start(*tries), tries, strict=True))
         ready = as_completed(list(watched), loop=self._client.loop, timeout=self._deadline_s)
@@ -140,6 +141,9 @@ class GroupGraph:
     def run_member(self, member: int) -> Any | None:
         """One member, from start to score; whoever makes the group complete admits it and returns the result: the
         unit `trajectory`."""
+        self._check()
+        if self._complete:  # a spare that nobody needs
+            return None
         retry = 0
         again: Future | None = self._first_try(member)
         while (future := again) is not None:
@@ -184,6 +188,11 @@ class GroupGraph:
             if not self._begun:
                 self._begun = self._start(*((m, 0) for m in self.members))
             return self._begun[member]
+
+    def _check(self) -> None:
+        """Whoever comes late to a group that was given up begins nothing. Raises StageFailure."""
+        if self._cancelled:
+            raise StageFailure(f"group {self.uid} was cancelled")
 
     def cancel(self) -> list[tuple[int, int]]:
         """Start nothing more, and drop what waits; the (member, retry) pairs started so far, so that their
@@ -240,9 +249,9 @@ class GroupGraph:
         """Start a failed member again, or let a spare take its place (None), or raise why not."""
         cause = named(future.exception() if future.status == "error" else RuntimeError(f"its task was {future.status}"))
         with self._lock:
-            self.failures += 1
             if self._cancelled or isinstance(cause, StaleTrajectory):
                 raise cause
+            self.failures += 1
             if not self._redundancy.hopeless({*self._failed, member}):
                 self._failed.add(member)
                 return None

@@ -53,6 +53,10 @@ class ControlRefused(RollmillError):
     """The proxy refuses a control call: a version that the log does not name, weights that do not fit."""
 
 
+class NotServed(ControlRefused):
+    """A job of a service that the proxy does not serve: paused, over, or not known to run yet."""
+
+
 class ProxyClient:
     """Generation for trajectories, from any number of event loops (one HTTP session each). `key` is that of the role
     `rollout`, where the proxy asks for one."""
@@ -242,7 +246,8 @@ class ControlClient:
             raise Fenced(answer["detail"])
         if reply.status_code == 503:
             raise ProxyUnavailable(f"{path}: {answer['detail']}")
-        raise ControlRefused(f"{path}: {answer['error']}: {answer['detail']}")
+        kind = NotServed if answer["error"] == "not_running" else ControlRefused
+        raise kind(f"{path}: {answer['error']}: {answer['detail']}")
 
 
 def _authorization(key: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ the operator's, and a tenant whose own credentials are confined to `<tenant>/` a
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable
@@ -84,7 +85,9 @@ class JobBook:
 
     def _append(self, event: Event) -> None:
         end = time.monotonic() + APPEND_S
-        body = EVENT.dump_json(event)
+        # pydantic's own JSON has no infinity; what is written has to be read by everybody
+        body = json.dumps(EVENT.dump_python(event, mode="json", by_alias=True)).encode()
+        EVENT.validate_json(body)
         while True:
             self.sync().check(event)
             if self._store.create(self._key(self.length), body, uuid.uuid4().hex):

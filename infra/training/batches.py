@@ -103,9 +103,10 @@ class Batches:
         limits: Limits,
         in_flight: Callable[[], Mapping[Uid, int]] = dict,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`in_flight`: attempts that were started and the version under which (`infra.store.flights`)."""
+        """`in_flight`: attempts that were started and the version under which (`infra.store.flights`). `pause` between
+        two looks; it gives True where nothing could arrive meanwhile, which then is no wait."""
         self._in_flight = in_flight
         self._log, self._buffer, self._staleness, self._drops = log, buffer, staleness, drops
         self._stream, self._limits, self._clock, self._pause = stream, limits, clock, pause
@@ -145,7 +146,8 @@ class Batches:
                     continue
             if self._clock() - last > self._limits.deadline_s:
                 raise BatchTimeout(self._describe(ledger, candidates))
-            self._pause(wait)
+            if self._pause(wait) is True:
+                last = self._clock()
             wait = min(1.5 * wait, longest)
 
     def _select(self, ledger: Ledger, candidates: Sequence[Candidate]) -> Selection:

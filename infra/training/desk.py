@@ -14,14 +14,14 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-from infra.proxy.client import ProxyUnavailable
+from infra.proxy.client import NotServed, ProxyUnavailable
 from infra.store.errors import Corrupt, NotFound, StoreError
 from infra.store.objects import ObjectStore
 from infra.store.reader import LogReader
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-INFRASTRUCTURE = (StoreError, ProxyUnavailable, SwapTimeout, PublishTimeout, Fenced)
+INFRASTRUCTURE = (StoreError, ProxyUnavailable, NotServed, SwapTimeout, PublishTimeout, Fenced)
 """What says nothing about the job: it is tried again."""
 OWN = Corrupt | NotFound
 """Of these, what another try does not mend."""
@@ -64,6 +64,8 @@ class Shop:
     roster: Roster
     turns: Turns
     bells: Bells
+    in_line: Callable[[], Collection[str]]
+    """Jobs that may start nothing now: they do not wait for their rollout, but for their turn."""
     proxy_url: str
     key: Callable[[str], str | None]
     """Of the role `control`, by the name under which a policy is served."""
@@ -215,11 +217,13 @@ class Desk:
             self._shop.turns.withdraw(self.id)
         return answer.result()
 
-    def _pause(self, seconds: float) -> None:
-        """Until something arrives for the job; under alpha 0 there is nothing else that a look could find."""
+    def _pause(self, seconds: float) -> bool:
+        """Until something arrives for the job; under alpha 0 there is nothing else that a look could find. Whether
+        nothing could, for others go before it."""
         self._bell.wait(max(seconds, UNASKED_S) if self.config.mode.alternates else seconds * self._stretch())
         self._bell.clear()
         self._check()
+        return self.id in self._shop.in_line()
 
     def _check(self) -> None:
         if self._stop.is_set():

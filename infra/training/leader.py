@@ -62,9 +62,9 @@ class Leader:
         buffer: SampleBuffer,
         publisher: Publisher,
         replay: Sequence[Step] = (),
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`pause` between two looks for a batch."""
+        """`pause` between two looks for a batch, see `Batches`."""
         self._config, self._commits, self._buffer, self._publisher = config, commits, buffer, publisher
         self._replay = deque(replay)
         self._mode, self._begun = config.mode, False

@@ -2,8 +2,9 @@
 
 Invariants
 - A suspend is paired with a resume, whatever happens in between, as far as the proxy can be reached.
-- A proxy that does not answer is tried again, from SUSPEND on, until `deadlines.control`; one that is away may be
-  starting anew and gets `deadlines.start` on top. Then there is a named error. Being fenced ends it at once.
+- A proxy that does not answer, or does not know yet that the job runs, is tried again, from SUSPEND on, until
+  `deadlines.control`; one that is away may be starting anew and gets `deadlines.start` on top. Then there is a named
+  error. Being fenced ends it at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from infra.proxy.client import ProxyUnavailable
+from infra.proxy.client import NotServed, ProxyUnavailable
 from rl.errors import DeadlineExceeded, Fenced, RollmillError
 from rl.protocol import Phase, StepProtocol
 
@@ -63,7 +64,7 @@ class Engines:
             try:
                 self._once(protocol, version, oldest_viable)
                 return
-            except (ProxyUnavailable, DeadlineExceeded) as error:
+            except (ProxyUnavailable, NotServed, DeadlineExceeded) as error:
                 if isinstance(error, ProxyUnavailable):
                     patience, waits = self._deadline_s + self._start_s, "deadlines.control + deadlines.start"
                 if self._clock() - begin > patience:

@@ -83,7 +83,7 @@ class Takeover:
         proxy_url: str,
         key: str | None,
         stack: ExitStack,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], object] = time.sleep,
     ) -> Leader:
         """Who leads it from here on, with all that ends with `stack`."""
         config, deadlines = self.config, self.config.deadlines

@@ -86,8 +86,11 @@ def train(
         blame = Blame(directory / f"trainer-{number}.turn")
         turns = Turns(service.queue.slack, service.queue.patience, blame)
         roster = Roster(base, service.model.dtype, service.resident, work_dir / "roster")
-        bells = Bells(Arrivals(store, service.name).look)
-        shop = Shop(store, weights.beside, base, work_dir, roster, turns, bells, proxy_url, _key)
+        arrivals = Arrivals(store, service.name)
+        bells = Bells(arrivals.look)
+        shop = Shop(
+            store, weights.beside, base, work_dir, roster, turns, bells, lambda: arrivals.in_line, proxy_url, _key
+        )
         manager = Manager(service, number, JobBook(store, service.name), shop, blame)
         stack.callback(manager.close, CLOSE_S)
         stack.callback(turns.close)

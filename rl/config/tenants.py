@@ -184,6 +184,17 @@ class Job(Section):
     def share(self) -> TenantShare:
         return TenantShare(self.weight, self.priority, self.quota)
 
+    @property
+    def group(self) -> int:
+        """The fewest trajectories that start together: a group, with the spares that were asked for by number."""
+        return self.training.group_size + (self.rollout.redundancy.extra_members or 0)
+
+    @property
+    def _group(self) -> str:
+        spares = self.group - self.training.group_size
+        more = f" with rollout.redundancy.extra_members ({spares})" if spares else ""
+        return f"training.group_size ({self.training.group_size}){more}"
+
     def run(self, service: ServiceConfig) -> RunConfig:
         """The job as a run. Raises ConfigError for one that this service can not do."""
         self._check(service)
@@ -218,11 +229,21 @@ class Job(Section):
                 f"job {self.id}: lora.rank ({self.lora.rank}) is above largest_rank of service {service.name!r} "
                 f"({service.largest_rank}); lower it"
             )
-        group = self.training.group_size
-        if self.quota is not None and self.quota < group:
+        if self.quota is not None and self.quota < self.group:
             raise ConfigError(
-                f"job {self.id}: quota ({self.quota}) is below training.group_size ({group}): no group could run; "
-                f"raise it"
+                f"job {self.id}: quota ({self.quota}) is below {self._group}: no group could run; raise it"
+            )
+        known = None if isinstance(service.pools, SchedulerPools) else service.pools.slots["cpu"]
+        for name, most in (("trajectories", service.trajectories), ("pools.cpu", known)):
+            if most is not None and most < self.group:
+                raise ConfigError(
+                    f"job {self.id}: {self._group} is above {name} of service {service.name!r} ({most}): no group "
+                    f"could run; lower it"
+                )
+        if self.rollout.unit != "group":
+            raise ConfigError(
+                f"job {self.id}: rollout.unit ({self.rollout.unit!r}): the rollout of a service has a task run, and a "
+                f"thread, for each group; leave it away"
             )
         if self.training.processes != 1:
             raise ConfigError(

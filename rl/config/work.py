@@ -113,9 +113,11 @@ class RedundancySection(Section):
             )
         return self
 
-    def policy(self, spares: int = 0) -> RedundancyPolicy:
-        """`spares`: how many the failures that were seen ask for."""
-        extra = spares if self.extra_members is None else self.extra_members
+    def policy(self, spares: int = 0, most: int | None = None) -> RedundancyPolicy:
+        """`spares`: how many the failures that were seen ask for; `most`: how many there is room for."""
+        extra = self.extra_members
+        if extra is None:
+            extra = spares if most is None else max(0, min(spares, most))
         return RedundancyPolicy(Redundancy(self.mode), extra, self.extra_groups)
 
     @property

@@ -158,8 +158,8 @@ def test_an_unnamed_exception_is_an_infrastructure_failure_that_tells_what_it_wa
 def test_a_stale_member_is_not_tried_again(client):
     STARTS.clear()
     with pytest.raises(StaleTrajectory):
-        graph(client, "stale", 5).run()
-    assert STARTS[(5, 3)] == 1
+        (this := graph(client, "stale", 5)).run()
+    assert STARTS[(5, 3)] == 1 and this.failures == 0, "it is no failure that a spare could make good"
 
 
 @pytest.mark.parametrize("unit", ["group", "trajectory"])
@@ -185,13 +185,22 @@ def test_the_unit_trajectory_closes_the_group_with_the_last_member(client):
     assert closed == [[(7, 0, 0), (7, 1, 0), (7, 2, 2), (7, 3, 0)]]
 
 
-def test_after_cancel_nothing_is_started_again(client):
+@pytest.mark.parametrize("unit", ["group", "trajectory"])
+def test_whoever_comes_late_to_a_cancelled_group_starts_nothing(client, unit):
     STARTS.clear()
     this = graph(client, "broken", 8)
     this.cancel()
-    with pytest.raises(StageFailure):
-        this.run()
-    assert STARTS[(8, 1)] == 1
+    with pytest.raises(StageFailure, match="cancelled"):
+        this.run() if unit == "group" else this.run_member(1)
+    assert not STARTS[(8, 1)]
+
+
+def test_a_spare_that_comes_late_to_a_complete_group_does_not_play_it_again(client):
+    this = graph(client, "fine", 9, redundancy=RedundancyPolicy(Mode.FIRST_FINISHED, 1))
+    with ThreadPoolExecutor(SIZE) as threads:
+        list(threads.map(this.run_member, range(SIZE)))
+    tries = this.tries
+    assert this.run_member(SIZE) is None and this.tries == tries
 
 
 def test_a_class_without_a_pool_is_an_error_at_once_and_lambda_falls_back_to_cpu():

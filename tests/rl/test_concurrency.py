@@ -57,6 +57,32 @@ def test_unused_room_is_not_widened():
     assert [found.look(Load(3, 0, 0, 0.0)) for _ in range(5)] == [32] * 5
 
 
+@given(group=st.integers(2, 64), slots=st.integers(1, 64))
+def test_groups_of_any_size_get_more_room_while_nothing_waits(group, slots):
+    """Only whole groups start, so the limit itself may never be reached."""
+    found = Concurrency(slots, 2, 512)
+    found.need(group)
+    for _ in range(40):
+        found.look(Load(found.limit // group * group, 0, 0, 0.1))
+    assert found.limit > 512 - group
+
+
+def test_room_for_a_large_group_is_given_back_and_follows_the_workers():
+    found = Concurrency(4, 2, 512)
+    found.need(200)
+    assert found.limit == 200
+    found.need(4)
+    for preempted in range(1, 30):
+        found.look(Load(found.limit, 0, preempted, 0.5))
+    assert found.limit == 4
+    found.resize(3)
+    assert found.limit == 3
+    found.resize(64)
+    for _ in range(40):
+        found.look(Load(found.limit, 0, 29, 0.1))
+    assert found.limit == 64
+
+
 def test_impossible_bounds_are_refused():
     with pytest.raises(ValueError, match="from 5 to 4 trajectories"):
         Concurrency(8, 5, 4)

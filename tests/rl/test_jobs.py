@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"training": {"advantage": "a:b"}}, "training.advantage ('a:b') is code of one's own choice"),
     ({"quota": 7}, "quota (7) is below training.group_size (8): no group could run; raise it"),
+    (
+        {"quota": 9, "rollout": {"redundancy": {"extra_members": 2}}},
+        "quota (9) is below training.group_size (8) with rollout.redundancy.extra_members (2): no group could run",
+    ),
+    ({"rollout": {"unit": "stage"}}, "rollout.unit ('stage'): the rollout of a service has a task run"),
     ({"training": {"processes": 2}}, "training.processes (2): a job is trained by one process"),
     ({"evaluation": {"every": 2}}, "evaluation.every (2): a service evaluates nothing on the way"),
     ({"training": {"threads": 2}}, "training.threads (2): the trainers of a service have its threads"),
@@ -175,6 +181,15 @@ def test_a_bad_job_is_refused_by_one_line(changes, line):
     with pytest.raises(ConfigError) as caught:
         job(**changes).run(service())
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_group_that_could_never_start_is_refused_and_spares_take_only_the_room_that_there_is():
+    with pytest.raises(ConfigError, match=r"training.group_size \(8\) is above trajectories of service 'shop' \(6\)"):
+        job().run(service(trajectories=6))
+    redundancy = job(quota=8).run(service(trajectories=8)).rollout.redundancy
+    assert redundancy.policy(spares=3, most=0).extra_members == 0
+    assert redundancy.policy(spares=3, most=2).extra_members == 2
+    assert redundancy.policy(spares=3).extra_members == 3
 
 
 SERVICE_MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -226,3 +241,5 @@ def test_figures_say_what_a_job_got_and_what_it_cost():
     assert sum(row.cost_share for row in rows) == pytest.approx(1)
     assert (rows[2].time_to_first_step, rows[2].reward, rows[2].cost_share) == (None, None, 0.0)
     assert with_shares([figures(cyd, [], 0)])[0].cost_share is None
+    unread, read = with_shares([replace(rows[0], unread="not a record", cost_share=None), rows[1]])
+    assert unread.cost_share is None and read.cost_share is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -44,6 +45,21 @@ def test_many_writers_at_once_make_one_book():
     assert len(found.entries) == 9 and len(refused) == 7
     assert sorted(store.objects) == [f"services/shop/jobs/{n:010d}.json" for n in range(9)]
     assert [entry.number for entry in found.entries.values()] == list(range(9))
+
+
+def test_what_has_no_end_is_read_as_it_was_written():
+    """JSON knows no infinity, and one event that can not be read would end the service for everybody."""
+    store = MemoryStore()
+    tree = {
+        "tenant": "ann",
+        "name": "a",
+        "domains": [{"name": "own", "environment": "frozen_lake", "environment_options": {"most": math.inf}}],
+        "training": {"max_grad_norm": math.inf},
+        "weight": math.inf,
+    }
+    wanted = validate_as(Job, tree, "job")
+    book(store).submit(wanted)
+    assert book(store).sync().entry("ann/a").job == wanted
 
 
 def test_a_reader_sees_what_others_wrote_and_asks_for_one_object_when_nothing_is_new():

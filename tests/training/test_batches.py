@@ -79,6 +79,18 @@ def test_timeout_counts_from_the_last_arrival_and_says_what_was_there(scene: Cal
     assert 12 < time.now < 20
 
 
+def test_who_may_not_start_anything_is_not_late(scene: Callable[..., Scene]) -> None:
+    run = scene(deadlines={"batch": 10})
+    log = run.log()
+    log.fence()
+    run.commit(log)
+    time = Time()
+    options = time.options | {"pause": lambda seconds: (time.pause(seconds), time.now < 100)[1]}
+    with pytest.raises(BatchTimeout, match="no new group for 10 s"):
+        run.batches(log, **options).next()
+    assert 108 < time.now < 120
+
+
 def test_an_all_equal_group_is_never_trained(scene: Callable[..., Scene]) -> None:
     run = scene()
     log = run.log()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.proxy.client import ControlRefused, ProxyUnavailable
+from infra.proxy.client import ControlRefused, NotServed, ProxyUnavailable
 from infra.training.swap import PAUSE_S, Engines, SwapTimeout
 from rl.errors import DeadlineExceeded, Fenced, ProtocolViolation
 from rl.protocol import Phase, StepProtocol
@@ -74,9 +74,12 @@ def test_swap_goes_through_the_phases(start: Callable[[], StepProtocol]) -> None
 
 
 @pytest.mark.parametrize("call", ["suspend", "update", "resume"])
+@pytest.mark.parametrize("error", [ProxyUnavailable("gone"), NotServed("the job runs, but it is not known yet")])
 @pytest.mark.parametrize("start", [at_get_batch, lambda: StepProtocol(0)])
-def test_an_absent_proxy_is_tried_again_from_suspend_on(call: str, start: Callable[[], StepProtocol]) -> None:
-    protocol, control = start(), Control(**{call: [ProxyUnavailable("gone"), ProxyUnavailable("gone")]})
+def test_an_absent_proxy_is_tried_again_from_suspend_on(
+    call: str, start: Callable[[], StepProtocol], error: Exception
+) -> None:
+    protocol, control = start(), Control(**{call: [error, error]})
     engines(control).swap(protocol, 3, 2)
     assert control.calls[-3:] == ["suspend", "update", "resume"]
     assert updated(protocol) and not control.suspended
