@@ -79,7 +79,7 @@ class StoreSection(Section):
     given here."""
 
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] = "rollmill"
-    """Created on the embedded server; elsewhere it must exist."""
+    """On AWS it must exist; elsewhere a missing one is made by whoever begins a run."""
     endpoint_url: str | None = None
     """None uses AWS_ENDPOINT_URL_S3, then AWS itself."""
     region: str = "us-east-1"
