@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import time
 
 from infra.chat import ChatCodec
@@ -24,6 +24,7 @@ from infra.proxy.auth import digest
 from infra.proxy.control import Proxy
 from infra.proxy.refusals import Denied, Refused
 from infra.proxy.session_wire import SessionBody, SessionRecord
+from infra.proxy.stops import cut
 from infra.proxy.wire import GenerateBody
 from rl.errors import GenerationFailure
 from rl.recorder import versions_of
@@ -261,24 +262,3 @@ class Sessions:
         if generation.finish_reason == "abort":
             raise Refused("unavailable", f"the turn of trajectory {body.trajectory} was cut off")
         return generation
-
-
-def cut(codec: ChatCodec, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, str]:
-    """The generation up to the token that completes the first of these texts, and what comes before that text."""
-    text = codec.decode(generation.token_ids)
-    if not any(stop in text for stop in stops):
-        return generation, text
-    n = next(
-        n for n in range(1, len(generation.token_ids) + 1)
-        if any(stop in codec.decode(generation.token_ids[:n]) for stop in stops)
-    )  # fmt: skip
-    text = codec.decode(generation.token_ids[:n])
-    told = text[: min(at for stop in stops if (at := text.find(stop)) >= 0)]
-    kept = replace(
-        generation,
-        token_ids=generation.token_ids[:n],
-        logprobs=generation.logprobs[:n],
-        finish_reason="stop",
-        version_spans=[(start, version) for start, version in generation.version_spans if start < n],
-    )
-    return kept, told
