@@ -6,7 +6,8 @@ Invariants
 - What is sent to the engine is what was recorded on the branch that the history continues, and the new items behind
   it; see `rl.sessions`. A turn is recorded when its result is there, or not at all.
 - Every turn of a session is sampled under its temperature and within its limits.
-- Tokens of sessions are kept as digests only. A session is gone after its deadline, whoever forgot it.
+- Tokens of sessions are kept as digests only. A session is gone after its deadline, whoever forgot it; of one that
+  was closed nothing stays in memory.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Session:
     limit: str | None = None
     trouble: str | None = None
     flights: set[asyncio.Future[Generation]] = field(default_factory=set)
+    deadline: asyncio.TimerHandle | None = None
+    """It holds the session, so it is cancelled when that is gone."""
 
     def record(self) -> SessionRecord:
         turns = self.recording.turns
@@ -132,7 +135,7 @@ class Sessions:
         self._by_token[key] = self._by_trajectory[body.trajectory] = session
         self._by_name[session.name] = key, session
         self.proxy.metrics.sessions.inc()
-        asyncio.get_running_loop().call_later(body.deadline_s, self._forget, session)
+        session.deadline = asyncio.get_running_loop().call_later(body.deadline_s, self._forget, session)
         return token, session
 
     def of_token(self, token: str) -> Session | None:
@@ -162,6 +165,8 @@ class Sessions:
         found = self._by_name.pop(session.name, None)
         if found is None:
             return
+        if session.deadline is not None:
+            session.deadline.cancel()
         del self._by_token[found[0]]
         self.proxy.metrics.sessions.dec()
         if self._by_trajectory.get(session.body.trajectory) is session:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +46,7 @@ class Dice:
     sampled: list[list[int]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     config: Any = field(default_factory=lambda: SimpleNamespace(name="policy"))
+    check_tenant: Any = None
 
     async def generate(self, body: GenerateBody) -> Generation:
         tokens = CODEC.text(self.rng.choice(TEXTS))
@@ -135,6 +139,22 @@ async def _play(moves: list[str], rng: random.Random) -> None:
         sum(len(t.token_ids) for t in branch) for branch in branches(turns)
     )
     assert sum(drifts(turns).values()) == sum(turn.drift is not None for turn in turns)
+
+
+@pytest.mark.parametrize("deadline_s", [3600.0, 0.01])
+async def test_of_a_session_that_is_gone_nothing_stays_in_memory(deadline_s: float) -> None:
+    dice = Dice(random.Random(0), check_tenant=lambda tenant: None)
+    sessions = Sessions(dice, lambda: CODEC)  # type: ignore[arg-type]
+    token, session = await sessions.open(BODY.model_copy(update={"deadline_s": deadline_s}))
+    recorded = weakref.ref(session.recording)
+    if deadline_s > 1:
+        sessions.close(session)
+    async with asyncio.timeout(10):
+        while sessions.of_token(token) is not None:
+            await asyncio.sleep(0.005)
+    del session
+    gc.collect()
+    assert recorded() is None
 
 
 def _until(turns: list[Any], last: int | None) -> list[Any]:
