@@ -5,7 +5,8 @@
 Invariants
 - The episodes are those of `tasks.interact`, in their own coroutines; only their turns wait for each other.
 - One that failed or is over holds up nobody: a turn waits for those that still play.
-- A member that failed is in the result as its failure, which `pick` raises: it is tried again alone.
+- A member that failed, for whatever reason, is in the result as its failure, which `pick` raises: it is tried again
+  alone, and the episodes of all others count.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from time import time
 
+from infra.compute.failures import named
 from rl.errors import StageFailure
 from rl.placement import runs_on
 from rl.trajectory import Problem, Span, Trajectory, Uid
@@ -70,8 +72,8 @@ async def _one(run: str, member: Member, lockstep: Lockstep) -> Trajectory | Sta
             return await play(here, ready, live, lockstep.turn)
         finally:
             await here.environments.release(live)
-    except StageFailure as failure:
-        return failure
+    except Exception as error:
+        return named(error)
     finally:
         lockstep.leave()
 

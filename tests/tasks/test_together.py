@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from envs.protocol import Step
+from infra.chat import UnfitConversation
 from rl.config.load import validate
-from rl.errors import EnvironmentFailure
+from rl.errors import EnvironmentFailure, StageFailure
 from rl.trajectory import Problem, Trajectory, Uid
 from tasks import runtime
 from tasks.together import Lockstep, pick, together
@@ -36,16 +40,43 @@ def test_turns_come_together(turns: list[int]) -> None:
 
 
 class Uneven(Good):
-    """Ends after a turn, but for the last problem, which breaks."""
+    """Ends after a turn, but for the last problem, which breaks in the way of `how`."""
 
-    async def step(self, action: str):  # type: ignore[no-untyped-def]
-        if self._seed == 2:
-            raise ConnectionError("the host went away")
+    def __init__(self, how: str):
+        super().__init__()
+        self._how = how
+
+    def _break(self, how: str, error: Exception) -> None:
+        if self._seed == 2 and self._how == how:
+            raise error
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:  # type: ignore[override]
+        self._break("tools", UnfitConversation("the chat template leaves out a message"))
+        return ()
+
+    @property
+    def difficulty(self) -> str | None:  # type: ignore[override]
+        self._break("difficulty", KeyError("level"))
+        return None
+
+    async def step(self, action: str) -> Step:
+        self._break("step", ConnectionError("the host went away"))
         return await super().step(action)
 
 
-def test_one_that_fails_is_its_own_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    domain = {"name": "d", "environment": "tests.tasks.test_together:Uneven"}
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("step", EnvironmentFailure, "went away"),
+        ("tools", StageFailure, "UnfitConversation: the chat template leaves out"),
+        ("difficulty", StageFailure, "KeyError: 'level'"),
+    ],
+)
+def test_one_that_fails_is_its_own_result(
+    how: str, kind: type[StageFailure], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    domain = {"name": "d", "environment": "tests.tasks.test_together:Uneven", "environment_options": {"how": how}}
     source = {"type": "pretrained", "path": "unused"}
     config = validate({"name": "t", "model": {"source": source}, "domains": [domain]}, "test")
     made = runtime.Runtime(config, "http://127.0.0.1:9", tmp_path)
@@ -64,5 +95,6 @@ def test_one_that_fails_is_its_own_result(monkeypatch: pytest.MonkeyPatch, tmp_p
     for n in range(2):
         one = pick("run", played, Uid(n, 0), 1)
         assert isinstance(one, Trajectory) and one.start_version == 4 and one.spans[0].stage == "reset"
-    with pytest.raises(EnvironmentFailure, match="went away"):
-        pick("run", played, Uid(2, 0), 0)
+    for member in range(2):
+        with pytest.raises(kind, match=words):
+            pick("run", played, Uid(2, 0), member)
