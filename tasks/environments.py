@@ -7,7 +7,7 @@ Invariants
   trajectory fails by name and the environment is closed.
 - An environment is closed exactly once, whatever happens to its trajectory; one that is parked and never claimed
   (its task was cancelled, or ran on another worker) is closed when its lease ends, and all are when nobody renews
-  the lease of the run.
+  the lease of the run, also those that are being constructed then.
 - What the environment raises, or answers against its protocol, is a StageFailure, never a reward.
 - At most `concurrency` environments of a domain are alive. Only who holds a slot of the pool waits for a place: an
   environment is not parked when places are short, and a parked one gives way, so that waiting always ends.
@@ -147,6 +147,8 @@ class EnvironmentManager:
         await self._close_all()
 
     async def _close_all(self) -> None:
+        for pool in self._pools.values():
+            pool.shut()  # before anything is waited for: what it gave away meanwhile, nobody would close
         self._parked.clear()
         closing = [self.release(live) for live in self._live]
         await asyncio.gather(*closing, *(pool.close() for pool in self._pools.values()))
@@ -243,6 +245,8 @@ class EnvironmentManager:
 
     def _start_sweeping(self) -> None:
         if self._sweeper is None or self._sweeper.done():
+            for pool in self._pools.values():
+                pool.open()
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:

@@ -5,6 +5,7 @@ Invariants
   next who needs it.
 - Constructing and preparing run in daemon threads: they may block, and one that hangs costs only who waits for it.
 - An instance leaves this pool once; what never left is closed with it, and what came too late is closed then.
+- A pool that is closed gives nothing away and constructs nothing, until it is opened again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class WarmPool:
     def __init__(self, section: DomainSection, deadlines: DeadlineSection):
         self._section, self._deadlines = section, deadlines
         self._ready: deque[Environment] = deque()
+        self._shut = False
         self._preparing: asyncio.Task[None] | None = None
         self._filling: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()  # held here, for the loop does not
@@ -43,20 +45,34 @@ class WarmPool:
 
     async def take(self) -> Environment:
         """A fresh instance. Raises EnvironmentStartFailure, EnvironmentTimeout."""
+        if self._shut:
+            raise self._over()
         environment = self._ready.popleft() if self._ready else await self._construct()
+        if self._shut:
+            await close(environment, self._deadlines.environment_step)
+            raise self._over()
         self.fill()
         return environment
 
+    def open(self) -> None:
+        """Give away again."""
+        self._shut = False
+
     def fill(self) -> None:
         """Construct in the background until `warm` instances are ready; a failure leaves it to the next `take`."""
-        if self.ready < self._section.warm and (self._filling is None or self._filling.done()):
+        if not self._shut and self.ready < self._section.warm and (self._filling is None or self._filling.done()):
             self._filling = asyncio.get_running_loop().create_task(self._fill())
 
-    async def close(self) -> None:
-        """Close what was never taken."""
+    def shut(self) -> None:
+        """Give nothing away from now on."""
+        self._shut = True
         for task in (self._filling, self._preparing):
             if task is not None:
                 task.cancel()
+
+    async def close(self) -> None:
+        """Close what was never taken, and give nothing away any more."""
+        self.shut()
         while self._ready:
             await close(self._ready.popleft(), self._deadlines.environment_step)
 
@@ -70,7 +86,11 @@ class WarmPool:
     async def _construct(self) -> Environment:
         if self._preparing is None or (self._preparing.done() and self._failed(self._preparing)):
             self._preparing = asyncio.get_running_loop().create_task(self._prepare())
-        await asyncio.shield(self._preparing)  # others wait for it, too
+        preparing = self._preparing
+        await asyncio.wait({preparing})  # others wait for it, too
+        if preparing.cancelled():
+            raise self._over()
+        preparing.result()
         work = in_daemon(lambda: make_environment(self._section), f"construct-{self._section.name}")
         making = asyncio.get_running_loop().create_task(work)
         try:
@@ -86,6 +106,9 @@ class WarmPool:
             task = making.get_loop().create_task(late)
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    def _over(self) -> EnvironmentStartFailure:
+        return EnvironmentStartFailure(f"{self._section.name}: not constructed, for the run is over")
 
     @staticmethod
     def _failed(task: asyncio.Task[T]) -> bool:

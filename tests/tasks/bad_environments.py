@@ -143,11 +143,32 @@ class Constructed(Good):
 
 
 class SlowlyConstructed(Good):
-    go_on: ClassVar[threading.Event] = threading.Event()
+    """Waits for `go_on` where it is `stuck`."""
 
-    def __init__(self) -> None:
+    go_on: ClassVar[threading.Event] = threading.Event()
+    reached: ClassVar[threading.Event] = threading.Event()
+    made: ClassVar[list["SlowlyConstructed"]] = []
+    closed: ClassVar[list["SlowlyConstructed"]] = []
+
+    def __init__(self, stuck: str = "construct") -> None:
         super().__init__()
-        self.go_on.wait(60)
+        SlowlyConstructed.made.append(self)
+        if stuck == "construct":
+            self._wait()
+
+    @classmethod
+    def prepare(cls, options) -> None:
+        if options.get("stuck") == "prepare":
+            cls._wait()
+
+    @classmethod
+    def _wait(cls) -> None:
+        cls.reached.set()
+        cls.go_on.wait(60)
+
+    async def close(self) -> None:
+        SlowlyConstructed.closed.append(self)
+        await super().close()
 
 
 class Unconstructible(Good):

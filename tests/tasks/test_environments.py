@@ -63,8 +63,13 @@ def no_backoff(monkeypatch):
     monkeypatch.setattr(environments, "BACKOFF_S", 0.0)
     monkeypatch.setattr(environments, "SWEEP_S", 0.01)
     monkeypatch.setattr(Constructed, "most", 0)
-    for record in (Constructed.prepared, Constructed.made, Constructed.alive, Constructed.failing_preparations):
+    for record in (
+        Constructed.prepared, Constructed.made, Constructed.alive, Constructed.failing_preparations,
+        SlowlyConstructed.made, SlowlyConstructed.closed,
+    ):  # fmt: skip
         record.clear()
+    SlowlyConstructed.go_on.clear()
+    SlowlyConstructed.reached.clear()
 
 
 async def test_a_parked_environment_is_claimed_once_and_closed_once(problem):
@@ -297,6 +302,48 @@ async def test_what_is_constructed_too_late_is_closed_then(problem):
     async with asyncio.timeout(5):
         while CLOSED[-1] < before + environments.START_TRIES:
             await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("end", ["unwanted", "close"])
+@pytest.mark.parametrize("start", ["park", "claim", "start"])
+@pytest.mark.parametrize("stuck", ["prepare", "construct"])
+async def test_what_is_being_constructed_when_the_run_ends_is_closed_and_nothing_more_is(problem, stuck, start, end):
+    followed: list[threading.Event] = []
+
+    @contextmanager
+    def follow(unwanted: threading.Event) -> Iterator[None]:
+        followed.append(unwanted)
+        yield
+
+    m = manager("SlowlyConstructed", {"stuck": stuck}, {"warm": 2})
+    if start == "start":
+        m.start(follow, ["d"])
+        starting = None
+    else:
+        m._follow = follow
+        starting = asyncio.create_task(getattr(m, start)("k", problem))
+    async with asyncio.timeout(5):
+        while not (SlowlyConstructed.reached.is_set() and followed):
+            await asyncio.sleep(0.005)
+        if end == "unwanted":
+            followed[0].set()
+            await m._sweeper
+        else:
+            await m.close()
+    SlowlyConstructed.go_on.set()
+    if starting is not None:
+        with pytest.raises(EnvironmentStartFailure, match="the run is over"):
+            await asyncio.wait_for(starting, 5)
+    async with asyncio.timeout(5):
+        while len(SlowlyConstructed.closed) < (stuck == "construct"):
+            await asyncio.sleep(0.005)
+    assert m.live == 0 and SlowlyConstructed.closed == SlowlyConstructed.made
+    live = await m.claim("again", problem)  # a run that was resumed under the same name is warmed up again
+    async with asyncio.timeout(5):
+        while len(SlowlyConstructed.made) - len(SlowlyConstructed.closed) < 3:
+            await asyncio.sleep(0.005)
+    await m.release(live)
+    await m.close()
 
 
 async def test_what_instances_share_is_prepared_once_however_many_start_together(problem):
