@@ -1,7 +1,8 @@
 """A certificate for one cluster: made when it starts, known to its own machines only, gone with it.
 
 Invariants: who has no copy of the key is not let in, as client or worker; the key lies in directories that only the
-user may read, and in no command line; processes that this one starts find it by their environment.
+user may read, and in no command line; processes that this one starts find it by their environment; a machine that
+stops answering costs `CONNECT_S` and `ACT_S`, when it is brought there and when it is taken away.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from rl.errors import RollmillError
 
 ROLES = ("client", "scheduler", "worker")
 FILES = ("ca.pem", "key.pem")
+CONNECT_S = 20.0
+ACT_S = 30.0
+"""For bringing the files to a machine, and for taking them away."""
 
 
 class MachineUnreachable(RollmillError):
@@ -94,15 +98,23 @@ async def _everywhere(
     import asyncssh
 
     async def one(host: str) -> None:
+        loop, late = asyncio.get_running_loop(), None
         try:
-            async with asyncssh.connect(host, connect_timeout=20, **options) as connection:
+            async with asyncssh.connect(host, connect_timeout=CONNECT_S, **options) as connection:
+                # this ends every wait on the connection; a cancelled one would still wait for SFTP to close
+                late = loop.call_later(ACT_S, connection.abort)
                 await act(connection, made)
         except (OSError, asyncssh.Error) as error:
+            overdue = late is not None and loop.time() >= late.when()
+            said = f"it did not answer within {ACT_S:g} s" if overdue else f"{type(error).__name__}: {error}"
             if not quietly:
                 raise MachineUnreachable(
-                    f"pools.machines: {host} can not be used by SSH: {type(error).__name__}: {error}; try "
+                    f"pools.machines: {host} can not be used by SSH: {said}; try "
                     f"`ssh -p {options['port']} {host} true` from here"
                 ) from error
+        finally:
+            if late is not None:
+                late.cancel()
 
     await asyncio.gather(*map(one, hosts))
 

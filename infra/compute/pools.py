@@ -63,7 +63,7 @@ def cluster(pools: Pools, start_s: float) -> Iterator[str]:
             security = made.security
             workers = local_workers(pools.here, pools.host, security)
             if isinstance(pools, SSHPools):
-                workers |= ssh_workers(pools)
+                workers |= ssh_workers(pools, start_s)
                 stack.enter_context(on_machines(pools, made))
             elif isinstance(pools, SlurmPools):
                 workers |= slurm_workers(pools, security)

@@ -1,22 +1,24 @@
 """The Dask workers of this machine, of machines behind SSH, and of SLURM's jobs, as `SpecCluster` starts them.
 
 Invariants: a worker process offers slots of one hardware class; with `devices` each slot is a process that sees its own
-GPUs; nothing here connects to anything.
+GPUs; starting one on a machine behind SSH has a deadline; nothing here connects to anything before it is started.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from distributed import Nanny
+from distributed.deploy.ssh import Worker
 from distributed.security import Security
 
 from rl.config.infrastructure import LOOPBACK, LocalPools
 from rl.config.pools import SlurmPools, SSHPools
-from rl.errors import ConfigError
+from rl.errors import ConfigError, DeadlineExceeded
 
 Workers = dict[str, dict[str, Any]]
 
@@ -60,14 +62,31 @@ def ssh_options(pools: SSHPools) -> dict[str, Any]:
     return {"port": pools.port} | found | keys
 
 
-def ssh_workers(pools: SSHPools) -> Workers:
-    """One process for each engine, started by Dask's own class for SSH; it inherits this process's Dask configuration,
-    and so finds the certificate where `infra.compute.certificate` put it."""
+class MachineWorker(Worker):
+    """Dask's own class for SSH, started within `start_s` or failed by name: by itself it would wait for ever."""
+
+    def __init__(self, *args: Any, start_s: float, **options: Any):
+        super().__init__(*args, **options)
+        self._start_s = start_s
+
+    async def start(self) -> None:
+        try:
+            async with asyncio.timeout(self._start_s):
+                await super().start()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"pools.machines: {self.remote_python} started no worker on {self.address} within {self._start_s:g} s "
+                "(deadlines.start)"
+            ) from error
+
+
+def ssh_workers(pools: SSHPools, start_s: float) -> Workers:
+    """One process for each engine; it inherits this process's Dask configuration, and so finds the certificate where
+    `infra.compute.certificate` put it."""
     try:
         import asyncssh  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError("pools.type ssh needs a library; run `pip install 'rollmill[ssh]'`") from error
-    from distributed.deploy.ssh import Worker
 
     found = {}
     for machine in pools.machines:
@@ -81,12 +100,13 @@ def ssh_workers(pools: SSHPools) -> Workers:
                 "env": {"OMP_NUM_THREADS": "1", **(_visible(machine.devices[at]) if machine.devices else {})},
             }
             found[f"{machine.host}-{at}"] = {
-                "cls": Worker,
+                "cls": MachineWorker,
                 "options": {
                     "address": machine.host,
                     "connect_options": ssh_options(pools),
                     "kwargs": options,
                     "remote_python": pools.python or sys.executable,
+                    "start_s": start_s,
                 },
             }
     return found

@@ -1,28 +1,24 @@
-"""Pools beyond one process: GPUs to slots, a certificate of the cluster's own, machines behind SSH, jobs of SLURM."""
+"""Pools beyond one process: GPUs to slots, a certificate of the cluster's own, jobs of SLURM, pods of Kubernetes."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import asyncssh
 import kubernetes_validate
 import pytest
 import yaml
-from distributed import Client
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from infra.compute.certificate import MachineUnreachable, certificate
+from infra.compute.certificate import certificate
 from infra.compute.kubernetes import MOUNT, KubernetesRefused, engine_pods
 from infra.compute.pools import cluster, connect, slots
 from infra.compute.workers import local_workers, slurm_workers
@@ -31,14 +27,10 @@ from infra.proxy.listen import bind, listen
 from rl.config.infrastructure import LocalPools
 from rl.config.load import validate
 from rl.config.pools import Here, KubernetesPools, SlurmPools, SSHMachine, SSHPools
-from rl.errors import ConfigError, DeadlineExceeded
+from rl.errors import ConfigError
 from rl.placement import HardwareClass
 
 SMALL = Here(compute_gpu=1, cpu=2, **{"lambda": 1})
-
-
-def visible() -> str | None:
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def test_slots_with_devices_are_a_process_each() -> None:
@@ -112,107 +104,6 @@ def test_a_certificate_is_the_users_alone_and_gone_afterwards(tmp_path: Path) ->
         assert {stat.S_IMODE(path.stat().st_mode) for path in made.directory.iterdir()} == {0o600}
         assert os.environ["DASK_DISTRIBUTED__COMM__TLS__CA_FILE"] == str(made.directory / "ca.pem")
     assert not made.directory.exists() and "DASK_DISTRIBUTED__COMM__TLS__CA_FILE" not in os.environ
-
-
-class Server:
-    """An SSH server of this machine, in a thread: it runs what it is told, as sshd does."""
-
-    def __init__(self, directory: Path):
-        self.key = asyncssh.generate_private_key("ssh-ed25519")
-        self.user = asyncssh.generate_private_key("ssh-ed25519")
-        self.user.write_private_key(directory / "id")
-        self.user.write_public_key(directory / "id.pub")
-        self.commands: list[str] = []
-        self.directory, self.loop = directory, asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-        self.port = self._call(self._start())
-        known = f"[127.0.0.1]:{self.port} {self.key.export_public_key().decode()}"
-        (directory / "known_hosts").write_text(known)
-
-    def _call(self, work):
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
-
-    async def _start(self) -> int:
-        self.server = await asyncssh.listen(
-            "127.0.0.1",
-            0,
-            server_host_keys=[self.key],
-            authorized_client_keys=str(self.directory / "id.pub"),
-            process_factory=self._run,
-            sftp_factory=True,
-            encoding=None,
-        )
-        return self.server.get_port()
-
-    async def _run(self, process: asyncssh.SSHServerProcess) -> None:
-        self.commands.append(process.command or "")
-        child = await asyncio.create_subprocess_shell(
-            process.command or "true", stdin=-1, stdout=-1, stderr=-1, start_new_session=True
-        )
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
-        closed = asyncio.create_task(process.channel.wait_closed())
-        ended = asyncio.create_task(child.wait())
-        await asyncio.wait({closed, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if child.returncode is None:
-            os.killpg(child.pid, 15)
-            await child.wait()
-        process.exit(child.returncode or 0)
-
-    def stop(self) -> None:
-        async def close() -> None:
-            self.server.close()
-            await self.server.wait_closed()
-
-        self._call(close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path)
-    try:
-        yield made
-    finally:
-        made.stop()
-
-
-def pools_of(server: Server, **more) -> SSHPools:
-    return SSHPools(
-        host="127.0.0.1",
-        here=SMALL,
-        machines=(SSHMachine(host="127.0.0.1", bandwidth_gpu=1, devices=((5,),)),),
-        port=server.port,
-        key_file=str(server.directory / "id"),
-        known_hosts=str(server.directory / "known_hosts"),
-        **more,
-    )
-
-
-@pytest.mark.slow
-def test_engines_of_a_machine_behind_ssh_join_over_tls(server: Server) -> None:
-    with cluster(pools_of(server), 60) as address:
-        assert address.startswith("tls://")
-        with connect(address, 60) as client:
-            client.wait_for_workers(4, timeout=60)
-            assert slots(client) == {
-                HardwareClass.COMPUTE_GPU: 1, HardwareClass.BANDWIDTH_GPU: 1, HardwareClass.CPU: 2,
-                HardwareClass.LAMBDA: 1,
-            }  # fmt: skip
-            assert client.submit(visible, resources={"bandwidth_gpu": 1}, pure=False).result(timeout=60) == "5"
-        (started,) = (command for command in server.commands if "dask_spec" in command)
-        assert sys.executable in started and "PRIVATE KEY" not in started
-        with pytest.raises((DeadlineExceeded, OSError, TypeError, ValueError)):
-            Client(address.replace("tls", "tcp"), timeout=3, set_as_default=False)
-    assert not list(Path("/tmp").glob("rollmill-*/key.pem"))
-
-
-@pytest.mark.slow
-def test_a_machine_that_is_not_known_is_refused_by_name(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "known_hosts").write_text("")
-    with pytest.raises(MachineUnreachable, match="can not be used by SSH"), cluster(pools_of(server), 60):
-        pass
 
 
 def kubeconfig(server: str) -> str:
