@@ -181,7 +181,8 @@ def test_the_demo_shows_what_it_learned_and_its_services_come_up_again(tmp_path:
     home = tmp_path / "demo"
     try:
         said = run("demo")
-        found = json.loads((home / "report.json").read_text())["figures"]
+        told = json.loads((home / "report.json").read_text())["figures"]
+        found = {figure["name"]: figure["value"] for figure in told}
         assert found["heldout_reward_after"] > found["heldout_reward_before"] + 0.1, found
         assert all((home / name).stat().st_size > 5_000 for name in ("reward.png", "timeline.png"))
         assert f"ROLLMILL_HOME={home.name} rollmill up" in said
