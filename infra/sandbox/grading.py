@@ -4,7 +4,8 @@ Invariants
 - A test passes only if the grader (infra/sandbox/grader.py), which the code can not read or write, reports it under
   the secret of this very run.
 - A run that is ended early (by a limit, or by the code) loses the tests that were not reached; they count as failed.
-- If the grader did not even start, or the tests can not be compiled, that is a SandboxFailure and no verdict.
+- If the grader did not even start, the machine stood still, or the tests can not be compiled, that is a SandboxFailure
+  and no verdict.
 """
 
 from __future__ import annotations

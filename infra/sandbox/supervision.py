@@ -4,6 +4,9 @@ Invariants
 - It ends: at the deadline, or when a bound is broken, the tree is killed; if even that does not end it within
   `GRACE_S`, that is a SandboxFailure.
 - Memory here is bounded by the output limit, however much the program writes.
+- A program that ran out of time while this supervisor, which asks for next to nothing, was itself kept from running
+  for `STARVED` of it, is a SandboxFailure: the machine stood still, not the program. No program can bring that about
+  by sleeping or looping. (That it had to share its core with others is not known here, and counts as its own time.)
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from infra.sandbox.limits import Limits
 TICK_S = 0.05
 """How often bounds that must be looked at are looked at."""
 GRACE_S = 10.0
+STARVED = 0.5
+"""Share of the time limit; what comes late by less is the program's own loss."""
 CHUNK = 2**16
 
 Isolation = Literal["full", "rlimits"]
@@ -55,7 +60,8 @@ def supervise(running: Running, stdin: bytes, limits: Limits, cancelled: threadi
     outputs = {process.stdout: collected.stdout, process.stderr: collected.stderr}
     bound = limits.output_kb * 1024
     left = memoryview(stdin)
-    deadline, look_at = monotonic() + limits.seconds, 0.0
+    now, look_at, starved_s = monotonic(), 0.0, 0.0
+    deadline = now + limits.seconds
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdin, *outputs):
             os.set_blocking(stream.fileno(), False)
@@ -73,8 +79,9 @@ def supervise(running: Running, stdin: bytes, limits: Limits, cancelled: threadi
             if not outputs.keys() & _open(selector):  # it has nothing more to say, and is about to end
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(TICK_S)
-            now = monotonic()
+            before, now = now, monotonic()
             if collected.broken is None:
+                starved_s += max(0.0, now - before - TICK_S)
                 collected.broken = _bound_broken(collected, bound, now > deadline, cancelled)
                 if collected.broken is None and now >= look_at:
                     collected.broken, look_at = running.bound_broken(limits), now + TICK_S
@@ -87,6 +94,10 @@ def supervise(running: Running, stdin: bytes, limits: Limits, cancelled: threadi
             while len(outputs[stream]) <= bound and _read(stream.fileno(), outputs[stream], bound):
                 pass
     running.kill()  # what it left behind, where its end does not end that
+    if collected.broken == "time" and starved_s > STARVED * limits.seconds:
+        raise SandboxFailure(
+            f"sandbox: of the {limits.seconds:g} s of a program this machine stood still for {starved_s:.1f} s"
+        )
     collected.broken = collected.broken or _bound_broken(collected, bound, False, cancelled)
     del collected.stdout[bound:], collected.stderr[bound:]
     return collected

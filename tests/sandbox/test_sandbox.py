@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from itertools import count
 from pathlib import Path
 from time import monotonic
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.sandbox import sandbox as module
-from infra.sandbox import seccomp
+from infra.sandbox import seccomp, supervision
 from infra.sandbox.errors import SandboxFailure, SandboxUnavailable
 from infra.sandbox.grader import decode, encode
 from infra.sandbox.grading import Exam, agrade, grade
@@ -112,9 +113,42 @@ def test_code_that_can_not_be_loaded_says_why(sandbox: Sandbox, code: str, reaso
 
 
 @pytest.mark.slow
-def test_what_was_passed_before_a_limit_is_kept(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("pauses", [0.0, 0.02])
+def test_what_was_passed_before_a_limit_is_kept(
+    sandbox: Sandbox, pauses: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the supervisor comes a little late each time."""
+    ticks = count()
+    monkeypatch.setattr(supervision, "monotonic", lambda: monotonic() + next(ticks) * pauses)
     verdict = grade(sandbox, "import time\ndef double(x):\n    if x == 7: time.sleep(60)\n    return x + x", EXAM)
     assert verdict.failures == (None, None, "the limit on time was broken")
+
+
+@pytest.mark.parametrize("pauses", [[60.0], [0.2] * 600])
+@pytest.mark.parametrize("end", ["time.sleep(60)", "all(True for _ in iter(int, 1))"])
+def test_a_program_whose_machine_stood_still_is_given_no_verdict(
+    sandbox: Sandbox, end: str, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock the supervisor comes late, once or often, when the first test has passed."""
+    left, late, running = iter(pauses), 0.0, False
+    read = supervision._read
+
+    def reading(fd: int, into: bytearray, bound: int) -> bool:
+        nonlocal running
+        more = read(fd, into, bound)
+        running |= b"failure" in into
+        return more
+
+    def clock() -> float:
+        nonlocal late
+        late += next(left, 0.0) if running else 0.0
+        return monotonic() + late
+
+    monkeypatch.setattr(supervision, "_read", reading)
+    monkeypatch.setattr(supervision, "monotonic", clock)
+    code = f"import time\ndef double(x):\n    if x == 7: {end}\n    return x + x"
+    with pytest.raises(SandboxFailure, match=r"of the 4 s of a program this machine stood still for \d"):
+        grade(sandbox, code, EXAM)
 
 
 def test_broken_tests_are_no_verdict(sandbox: Sandbox) -> None:
