@@ -5,7 +5,7 @@ Invariants
 - An engine that dies, falls silent or fails an update is taken out at once. Its generations go on elsewhere from the
   tokens that it had told, else from the prompt; each token has the version that made it.
 - An update reaches every engine or the engine leaves; if all refuse it for what it is, nothing has changed. One that
-  joins is brought to what is served before it gets work.
+  joins is brought to what is served, and to go on, before it gets work.
 - What waits is bounded: past `max_waiting` a request is refused, to be sent again.
 """
 
@@ -23,6 +23,7 @@ from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Capabilities, Engine, Generation, Sampling
 from infra.proxy.continuation import complete, extend, rest
 from infra.proxy.members import HEALTH_S, Member, Members
+from infra.proxy.policies import Policies, publish
 from rl.errors import DeadlineExceeded, GenerationFailure
 from rl.placement import HardwareClass
 from rl.routing import Assignment, Router
@@ -69,11 +70,12 @@ class Fleet:
     def __init__(self, router: Router, *, control_s: float, max_waiting: int, lease_s: float = LEASE_S):
         self.router = router
         self._control_s, self._max_waiting = control_s, max_waiting
-        self._served: dict[str, tuple[int, Path]] = {}
+        self._policies = Policies()
         self._paused = self._closed = False
         self._assigned: dict[str, asyncio.Future[Assignment]] = {}
         self._swap = asyncio.Lock()
-        self.members = Members(router, self._swap, self._ready, self._bring, self._dispatch, control_s, lease_s)
+        ready, bring = self._policies.ready, self._policies.bring
+        self.members = Members(router, self._swap, ready, bring, self._dispatch, control_s, lease_s)
         self.continued = 0
         """Times that a generation went on after its engine was lost."""
 
@@ -198,7 +200,7 @@ class Fleet:
 
     async def withdraw_adapter(self, tenant: str) -> None:
         async with self._swap:
-            if self._served.pop(tenant, None) is not None:
+            if self._policies.served.pop(tenant, None) is not None:
                 await self._everywhere(lambda engine: engine.withdraw_adapter(tenant), "withdraw")
 
     async def update_weights(self, version: int, directory: Path) -> None:
@@ -206,15 +208,15 @@ class Fleet:
 
     async def _update(self, tenant: str, version: int, directory: Path) -> None:
         async with self._swap:
-            if self._served.get(tenant, (None, None))[0] == version:
+            if self._policies.served.get(tenant, (None, None))[0] == version:
                 return
             revision = self.router.revision + 1
 
             def done(member: Member) -> None:
                 self.router.serves(member.facts.name, revision, tenant)
 
-            await self._everywhere(lambda engine: _update(engine, tenant, version, directory), "update", done)
-            self._served[tenant] = (version, directory)
+            await self._everywhere(lambda engine: publish(engine, tenant, version, directory), "update", done)
+            self._policies.served[tenant] = (version, directory)
             self.router.advance(revision)
         self._dispatch()
 
@@ -245,20 +247,10 @@ class Fleet:
         for member, error in failures.items():
             self.members.lose(member, f"{what}: {type(error).__name__}: {error}")
 
-    async def _ready(self, engine: Engine) -> None:
-        """For what is served."""
-        for tenant, (version, directory) in list(self._served.items()):
-            await engine.prefetch(tenant, version, directory)
-
-    async def _bring(self, engine: Engine) -> None:
-        """To what is served."""
-        for tenant, (version, directory) in self._served.items():
-            await _update(engine, tenant, version, directory)
-
     # -- the rest ----------------------------------------------------------------------------------------------
 
     def versions(self) -> dict[str, int]:
-        return {tenant: version for tenant, (version, _) in self._served.items()}
+        return self._policies.versions()
 
     async def health(self) -> bool:
         """False once closed; a fleet without an engine waits for one."""
@@ -285,13 +277,6 @@ class Fleet:
             if not place.done():
                 place.set_exception(EngineClosed("the engines were closed"))
         await self.members.close()
-
-
-async def _update(engine: Engine, tenant: str, version: int, directory: Path) -> None:
-    if tenant == BASE:
-        await engine.update_weights(version, directory)
-    else:
-        await engine.publish_adapter(tenant, version, directory)
 
 
 async def _stats(member: Member) -> dict[str, Any]:

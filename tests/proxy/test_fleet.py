@@ -367,6 +367,26 @@ async def test_pause_holds_everything_and_work_waits_within_bounds(scene, models
     assert here.fleet.router.running("a") == 0
 
 
+async def test_an_engine_that_a_dead_proxy_left_paused_goes_on_when_it_joins_another(scene, models):
+    here = scene("a", "b")
+    for left in here.hosts.values():
+        await left.engine.pause()
+    await here.fleet.update_weights(0, models[0])
+    await here.join("a")
+    turn = here.start()
+    await here.until(turn.done)
+    assert len(turn.result().token_ids) == 6
+    await here.fleet.pause()
+    await here.join("b")
+    made = [left.engine._loop.counters["tokens_generated"] for left in here.hosts.values()]
+    held = [here.start(f"t{n}") for n in range(8)]
+    await here.until(lambda: here.fleet.router.waiting == 8)
+    assert made == [6, 0] and not any(turn.done() for turn in held), "it waits for the fleet that it joined"
+    await here.fleet.resume()
+    assert all(len(result.token_ids) == 6 for result in await asyncio.gather(*held))
+    assert all(left.engine._loop.counters["requests"] for left in here.hosts.values())
+
+
 @pytest.mark.slow
 async def test_a_process_killed_in_mid_generation_costs_no_token_that_was_told(scene, models):
     here = scene()
