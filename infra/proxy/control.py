@@ -9,7 +9,8 @@ in flight goes on, and new requests wait.
 Invariants
 - Fences come from the log alone. A control call with a fence below the newest one that was read there changes
   nothing, nor does one (`resume` apart) with a fence that the log, read anew, does not name.
-- A suspension ends within `deadlines.control`, by resume or by the watchdog, also when the trainer is dead.
+- A suspension ends within `deadlines.control`, by resume or by the watchdog, also when the trainer is dead. One that
+  fails is undone. What the engine refuses there is tried again until it goes on.
 - A generation of a trajectory that started before `oldest_viable` ends and a later one is refused, except in
   evaluation.
 - Whatever ends a request - result, refusal, deadline, a client that went away - frees its place in the engine.
@@ -20,9 +21,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
-from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Engine, Generation, Sampling
 from infra.proxy.admission import Places
 from infra.proxy.fleet import Fleet, Origin, Overloaded
@@ -33,6 +35,9 @@ from infra.proxy.versions import LogView, VersionSource
 from infra.proxy.wire import GenerateBody, Status
 from rl.config.run import RunConfig
 from rl.errors import Fenced, RollmillError
+
+AGAIN_S = 1.0
+"""Between two tries to have the engine go on."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +71,8 @@ class Proxy:
         self._suspended_at: float | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._swap = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        """Held while the engine is told to pause or to go on."""
 
     # -- generation --------------------------------------------------------------------------------------------
 
@@ -129,29 +136,30 @@ class Proxy:
 
     async def suspend(self, fence: int) -> None:
         """Hold all generation. Idempotent; each call gives the watchdog a new deadline. Raises Fenced,
-        UnknownFence, StoreError."""
+        UnknownFence, StoreError, and what the engine raises; then what was suspended still is, within its deadline."""
         await self._guard(fence)
-        self._open.clear()
-        try:
-            if not self.shared:
-                await self.engine.pause("keep")
-        except EngineClosed:
-            self._open.set()
-            raise
-        if self._suspended_at is None:
-            self._suspended_at = time.monotonic()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        self._watchdog = asyncio.create_task(self._watch())
+        async with self._turn:
+            self._open.clear()
+            try:
+                if not self.shared:
+                    await self.engine.pause("keep")
+            except BaseException:
+                if not self.suspended:
+                    self._open.set()
+                    self._set_watchdog(self._go_on())  # part of a fleet may have paused
+                raise
+            if self._suspended_at is None:
+                self._suspended_at = time.monotonic()
+            self._set_watchdog(self._watch())
 
     async def resume(self, fence: int) -> None:
         """Go on. Idempotent; does not need the log, so that a store that is down can not prolong a suspension.
         Raises Fenced."""
         self._compare(fence)
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        watchdog = self._watchdog
         await self._resume()
+        if watchdog is not None:
+            watchdog.cancel()
 
     async def prefetch(self, fence: int, version: int) -> None:
         """Read a version while generation goes on. Raises as `suspend`, and UnknownVersion, WeightMismatch."""
@@ -211,15 +219,31 @@ class Proxy:
         await asyncio.sleep(seconds)
         logger.warning("suspended for %g s (deadlines.control) without a resume: the proxy goes on by itself", seconds)
         self.metrics.watchdog.inc()
-        await self._resume()
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        """Resume, however often that takes."""
+        while True:
+            try:
+                await self._resume()
+                return
+            except Exception as error:
+                logger.warning("the engine does not go on, and is told again: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(AGAIN_S)
+
+    def _set_watchdog(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._watchdog = asyncio.create_task(work)
 
     async def _resume(self) -> None:
-        if not self.shared:
-            await self.engine.resume()
-        self._open.set()
-        if self._suspended_at is not None:
-            self.metrics.suspended.inc(time.monotonic() - self._suspended_at)
-            self._suspended_at = None
+        async with self._turn:
+            if not self.shared:
+                await self.engine.resume()
+            self._open.set()
+            if self._suspended_at is not None:
+                self.metrics.suspended.inc(time.monotonic() - self._suspended_at)
+                self._suspended_at = None
 
     # -- the rest ----------------------------------------------------------------------------------------------
 

@@ -177,11 +177,11 @@ class Fleet:
     # -- control -----------------------------------------------------------------------------------------------
 
     async def pause(self, mode: Literal["keep", "abort"] = "keep") -> None:
-        self._paused = True
+        before, self._paused = self._paused, True
         try:
             await self._everywhere(lambda engine: engine.pause(mode), "pause")
         except BaseException:
-            self._paused = False
+            self._paused = before
             raise
 
     async def resume(self) -> None:
