@@ -13,6 +13,8 @@ Invariants
   fails is undone. What the engine refuses there is tried again until it goes on.
 - A generation of a trajectory that started before `oldest_viable` ends and a later one is refused, except in
   evaluation.
+- Once a proxy of a shared engine is closed nothing of its tenant is there, nor comes there: what is being read or
+  published then is waited for before it is withdrawn.
 - Whatever ends a request - result, refusal, deadline, a client that went away - frees its place in the engine.
 """
 
@@ -22,7 +24,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from infra.engines.protocol import BASE, Engine, Generation, Sampling
@@ -71,6 +75,9 @@ class Proxy:
         self._suspended_at: float | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._swap = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        """Held while a version is prefetched, for which an update must not wait."""
+        self._closed = False
         self._turn = asyncio.Lock()
         """Held while the engine is told to pause or to go on."""
 
@@ -163,9 +170,10 @@ class Proxy:
 
     async def prefetch(self, fence: int, version: int) -> None:
         """Read a version while generation goes on. Raises as `suspend`, and UnknownVersion, WeightMismatch."""
-        view = await self._guard(fence)
-        await self.engine.prefetch(self.tenant, version, await self.source.directory(view, version))
-        self.prefetched = version
+        async with self._reading:
+            view = await self._guard(fence)
+            await self._read(view, version)
+            self.prefetched = version
 
     async def update(self, fence: int, version: int, oldest_viable: int) -> None:
         """Serve a version from now on. Raises as `prefetch`; then what was served still is."""
@@ -184,10 +192,10 @@ class Proxy:
 
     async def _serve(self, view: LogView, version: int, oldest_viable: int, fence: int | None = None) -> None:
         with self.metrics.swap.time():
-            directory = await self.source.directory(view, version)
-            await self.engine.prefetch(self.tenant, version, directory)
+            directory = await self._read(view, version)
             if fence is not None:
                 self._compare(fence)  # somebody may have taken over while the files were read
+            self._check_open()
             if self.tenant == BASE:
                 await self.engine.update_weights(version, directory)
             else:
@@ -195,6 +203,18 @@ class Proxy:
         self.serving, self.oldest_viable, self.prefetched = version, oldest_viable, None
         self.metrics.serving.set(version)
         self._flights.end(self._stale)
+
+    async def _read(self, view: LogView, version: int) -> Path:
+        """Have the engine read a version; where its files are."""
+        directory = await self.source.directory(view, version)
+        self._check_open()
+        await self.engine.prefetch(self.tenant, version, directory)
+        return directory
+
+    def _check_open(self) -> None:
+        """Raise Refused once it is closed."""
+        if self._closed:
+            raise Refused("unavailable", f"{self.tenant or self.config.name} is served no more")
 
     async def _guard(self, fence: int) -> LogView:
         """The log as it is now. Raises Fenced or UnknownFence unless this is its newest fence, StoreError."""
@@ -210,6 +230,7 @@ class Proxy:
             raise Fenced(f"fence {fence} is older than {self.fence}: another trainer took over")
 
     async def _look(self) -> LogView:
+        self._check_open()
         view = await self.source.look()
         self.head, self.fence = view.head, max(self.fence, view.fence)
         return view
@@ -268,13 +289,19 @@ class Proxy:
         )
 
     async def close(self) -> None:
-        """Close the engine, or leave a shared one; requests in flight are refused as unavailable."""
+        """Close the engine, or leave a shared one; requests in flight are refused as unavailable. What is being read is
+        waited for within `deadlines.control`."""
+        self._closed = True
         if self._watchdog is not None:
             self._watchdog.cancel()
-        self.source.close()
         if not self.shared:
+            self.source.close()
             await self.engine.close()
             return
         self._flights.end(lambda _: Refused("unavailable", f"{self.tenant} is served no more"))
         self._open.set()
+        with suppress(TimeoutError):  # then it is not published any more, only read
+            async with asyncio.timeout(self.config.deadlines.control), self._swap, self._reading:
+                pass
+        self.source.close()
         await self.engine.withdraw_adapter(self.tenant)

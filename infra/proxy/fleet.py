@@ -200,8 +200,8 @@ class Fleet:
 
     async def withdraw_adapter(self, tenant: str) -> None:
         async with self._swap:
-            if self._policies.served.pop(tenant, None) is not None:
-                await self._everywhere(lambda engine: engine.withdraw_adapter(tenant), "withdraw")
+            self._policies.served.pop(tenant, None)  # an update that was cut off may have reached engines without it
+            await self._everywhere(lambda engine: engine.withdraw_adapter(tenant), "withdraw")
 
     async def update_weights(self, version: int, directory: Path) -> None:
         await self._update(BASE, version, directory)

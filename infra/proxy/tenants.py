@@ -190,8 +190,7 @@ class Tenants:
                 self._owners |= {digest(mine.control): name, digest(mine.rollout): name}
             self._known = entries
             running = {f"{e.job.tenant}.{e.job.name}": e for e in self._book.jobs.running}
-            for name in self._tenants.keys() - running.keys():
-                await self._leave(name)
+            await asyncio.gather(*map(self._leave, self._tenants.keys() - running.keys()))
             for name, entry in running.items():
                 self._serve(name, entry)
 
@@ -224,9 +223,7 @@ class Tenants:
 
     async def _leave(self, name: str) -> None:
         tenant = self._tenants.pop(name)
-        if tenant.loading is not None:
-            tenant.loading.cancel()
-        try:
+        try:  # what is loading is not cancelled: cut off, it could reach an engine after the withdrawal
             await tenant.proxy.close()
         except RollmillError as error:
             logger.warning("%s could not be taken from the engine: %s", name, error)
