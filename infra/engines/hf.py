@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -35,8 +34,8 @@ T = TypeVar("T")
 CPU_CACHE_BYTES = 2 << 30
 GPU_CACHE_SHARE = 0.3
 PREFETCHED = 2
-"""Versions held in memory, ready to be served but not yet served. A version of the whole model takes as much memory as
-the one that is served."""
+"""Versions of a tenant held in memory, ready to be served but not yet served. A version of the whole model takes as
+much memory as the one that is served."""
 CLOSE_S = 30.0
 
 
@@ -82,7 +81,8 @@ class HFEngine:
         self._loop = TokenLoop(module, slots, AdapterBank(module), threads, mixed_adapters)
         if base_version is not None:
             self._loop.versions[BASE] = base_version
-        self._ready: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        self._ready: dict[tuple[str, int], Any] = {}
+        """By tenant and version, in the order in which they were read."""
         self._rows: dict[str, Row] = {}
         self._random = random.SystemRandom()
         self._loop.start()
@@ -151,7 +151,7 @@ class HFEngine:
 
     async def withdraw_adapter(self, tenant: str) -> None:
         """See the protocol."""
-        self._ready = OrderedDict((key, made) for key, made in self._ready.items() if key[0] != tenant)
+        self._ready = {key: made for key, made in self._ready.items() if key[0] != tenant}
         await asyncio.wrap_future(self._loop.call(lambda: self._loop.withdrawn(tenant)))
 
     async def update_weights(self, version: int, directory: Path) -> None:
@@ -173,8 +173,8 @@ class HFEngine:
         key = (tenant, version)
         if key not in self._ready:
             self._ready[key] = await asyncio.to_thread(prepare)
-            while len(self._ready) > PREFETCHED:
-                self._ready.popitem(last=False)
+            for older in [kept for kept in self._ready if kept[0] == tenant][:-PREFETCHED]:
+                del self._ready[older]
         return self._ready[key]
 
     def _switch_weights(self, version: int, staged: Tensors) -> None:

@@ -5,7 +5,8 @@ Invariants
 - An engine that dies, falls silent or fails an update is taken out at once. Its generations go on elsewhere from the
   tokens that it had told, else from the prompt; each token has the version that made it.
 - An update reaches every engine or the engine leaves; if all refuse it for what it is, nothing has changed. One that
-  joins is brought to what is served, and to go on, before it gets work.
+  joins is brought to what is served, and to go on, before it gets work; a policy that this fails for is brought to it
+  by the first request, and costs those of its own tenant alone (`policies`).
 - What waits is bounded: past `max_waiting` a request is refused, to be sent again.
 """
 
@@ -70,12 +71,12 @@ class Fleet:
     def __init__(self, router: Router, *, control_s: float, max_waiting: int, lease_s: float = LEASE_S):
         self.router = router
         self._control_s, self._max_waiting = control_s, max_waiting
-        self._policies = Policies()
+        self._policies = Policies(control_s)
         self._paused = self._closed = False
         self._assigned: dict[str, asyncio.Future[Assignment]] = {}
         self._swap = asyncio.Lock()
         ready, bring = self._policies.ready, self._policies.bring
-        self.members = Members(router, self._swap, ready, bring, self._dispatch, control_s, lease_s)
+        self.members = Members(router, self._swap, ready, bring, self._dispatch, lease_s)
         self.continued = 0
         """Times that a generation went on after its engine was lost."""
 
@@ -158,6 +159,7 @@ class Fleet:
         if found.prefill is not None:
             source = self.members.all[found.prefill]
             try:
+                await self._policies.supply(source, tenant, self._swap)
                 kv["kv"] = await source.engine.prefill(tokens, sampling, tenant, name)  # type: ignore[attr-defined]
             except EngineClosed as error:
                 self.members.lose(source, str(error))
@@ -166,6 +168,7 @@ class Fleet:
                 pass  # an update came between: the prompt is computed where the answer is
             self.router.prefilled(name)
         try:
+            await self._policies.supply(member, tenant, self._swap)
             return await member.engine.generate(tokens, sampling, tenant, name, **kv)
         except EngineClosed as error:
             self.members.lose(member, str(error))
@@ -201,6 +204,8 @@ class Fleet:
     async def withdraw_adapter(self, tenant: str) -> None:
         async with self._swap:
             self._policies.served.pop(tenant, None)  # an update that was cut off may have reached engines without it
+            for member in self.members.all.values():
+                member.lacks.discard(tenant)
             await self._everywhere(lambda engine: engine.withdraw_adapter(tenant), "withdraw")
 
     async def update_weights(self, version: int, directory: Path) -> None:
@@ -213,6 +218,7 @@ class Fleet:
             revision = self.router.revision + 1
 
             def done(member: Member) -> None:
+                member.lacks.discard(tenant)
                 self.router.serves(member.facts.name, revision, tenant)
 
             await self._everywhere(lambda engine: publish(engine, tenant, version, directory), "update", done)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from infra.engines.protocol import Engine
@@ -56,31 +56,34 @@ class Member:
     state: State = "joining"
     cause: str = ""
     """Why it is lost."""
+    read: set[str] = field(default_factory=set)
+    """Tenants whose policy it was to read before it joined."""
+    lacks: set[str] = field(default_factory=set)
+    """Tenants whose policy it could not be brought to."""
 
     def summary(self) -> dict[str, Any]:
-        hardware = self.facts.hardware.value
-        return {"name": self.facts.name, "hardware": hardware, "state": self.state, "cause": self.cause}
+        told = {"hardware": self.facts.hardware.value, "state": self.state, "cause": self.cause}
+        return {"name": self.facts.name, **told, "lacks": sorted(self.lacks)}
 
 
 class Members:
-    """Lives on one event loop. `ready` has an engine read what is served, `bring` has it serve that; each may take
-    `control_s`. `swap` is held while what is served changes. `changed` is called after engines joined or left."""
+    """Lives on one event loop. `ready` has an engine read what is served, `bring` has it serve that; both see to their
+    deadlines. `swap` is held while what is served changes. `changed` is called after engines joined or left."""
 
     def __init__(
         self,
         router: Router,
         swap: asyncio.Lock,
-        ready: Callable[[Engine], Awaitable[None]],
-        bring: Callable[[Engine], Awaitable[None]],
+        ready: Callable[[Member], Awaitable[None]],
+        bring: Callable[[Member], Awaitable[None]],
         changed: Callable[[], None],
-        control_s: float,
         lease_s: float,
     ):
         self.all: dict[str, Member] = {}
         self.lost = 0
         """Engines lost since the start."""
         self._router, self._swap, self._ready, self._bring, self._changed = router, swap, ready, bring, changed
-        self._control_s, self._lease_s = control_s, lease_s
+        self._lease_s = lease_s
         self._expected: dict[str, tuple[Facts, Callable[[], Awaitable[Engine]]]] = {}
         self._away: dict[str, str] = {}
         """Why those expected are not here, as far as that is known."""
@@ -128,10 +131,9 @@ class Members:
     async def _join(self, member: Member) -> None:
         facts = member.facts
         try:
-            async with asyncio.timeout(self._control_s):
-                await self._ready(member.engine)  # before the lock: a trainer's update must not wait for a slow disk
-            async with self._swap, asyncio.timeout(self._control_s):
-                await self._bring(member.engine)
+            await self._ready(member)  # before the lock: a trainer's update must not wait for a slow disk
+            async with self._swap:
+                await self._bring(member)
                 if member.state == "joining":
                     member.state = "serving"
                     self._router.join(facts.name, facts.hardware, facts.slots, facts.capacity, self._router.revision)

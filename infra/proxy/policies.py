@@ -1,36 +1,100 @@
 """What the engines of a fleet serve: a version of each tenant's policy, and how an engine that joins comes to it.
 
-Invariant: an engine that joins serves all of it, and runs. Whoever had it pause is gone, or else holds back its work.
+    read what is served -> serve it, and go on -> joined
+            \\--------------\\-- a policy that can not be had --> lacking, until a request or an update brings it
+
+Invariants
+- An engine that joins serves all of it but what it lacks, and runs. Whoever had it pause is gone, or else holds back
+  its work.
+- What is amiss with one tenant's policy costs requests of that tenant alone. An engine that is gone, or slow with what
+  it was to read, or that can serve nobody, does not join.
+- It holds nothing of a tenant that left while it joined.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
 
+from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Engine
+from infra.proxy.members import Member
+from rl.errors import DeadlineExceeded, GenerationFailure
+
+LATE = (TimeoutError, DeadlineExceeded)
+
+logger = logging.getLogger(__name__)
 
 
 class Policies:
-    """Lives on one event loop."""
+    """Lives on one event loop. `control_s` bounds what an engine may take for one policy."""
 
-    def __init__(self) -> None:
+    def __init__(self, control_s: float) -> None:
         self.served: dict[str, tuple[int, Path]] = {}
         """Version and its files by tenant."""
+        self._control_s = control_s
 
     def versions(self) -> dict[str, int]:
         return {tenant: version for tenant, (version, _) in self.served.items()}
 
-    async def ready(self, engine: Engine) -> None:
-        """Have an engine read what is served."""
+    async def ready(self, member: Member) -> None:
+        """Have an engine read what is served. Raises what an engine does that is gone or late."""
         for tenant, (version, directory) in list(self.served.items()):
-            await engine.prefetch(tenant, version, directory)
+            member.read.add(tenant)
+            try:
+                async with asyncio.timeout(self._control_s):
+                    await member.engine.prefetch(tenant, version, directory)
+            except (EngineClosed, *LATE):
+                raise
+            except Exception as error:
+                logger.info("engine %s can not read version %d of %r: %s", member.facts.name, version, tenant, error)
 
-    async def bring(self, engine: Engine) -> None:
+    async def bring(self, member: Member) -> None:
         """Have an engine serve what is served, and go on: a proxy that died may have left it paused, and nothing but
-        this would tell it to."""
+        this would tell it to. Raises as `ready`, and when it can serve nothing of it."""
+        failures: dict[str, Exception] = {}
         for tenant, (version, directory) in self.served.items():
-            await publish(engine, tenant, version, directory)
-        await engine.resume()
+            try:
+                async with asyncio.timeout(self._control_s):
+                    await publish(member.engine, tenant, version, directory)
+            except (EngineClosed, *LATE):
+                raise
+            except Exception as error:
+                failures[tenant] = error
+                logger.warning("engine %s joins without %r: %s", member.facts.name, tenant, error)
+        if failures and len(failures) == len(self.served):
+            raise next(iter(failures.values()))
+        async with asyncio.timeout(self._control_s):
+            for tenant in member.read - self.served.keys():
+                await member.engine.withdraw_adapter(tenant)
+            await member.engine.resume()
+        member.lacks = set(failures)
+
+    async def supply(self, member: Member, tenant: str, swap: asyncio.Lock) -> None:
+        """Bring an engine to what it lacks of a tenant's. `swap` is held while what is served changes. Raises
+        GenerationFailure while that can not be had, EngineClosed for an engine that is gone."""
+        if tenant not in member.lacks:
+            return
+        try:
+            version, directory = self.served[tenant]
+            async with asyncio.timeout(self._control_s):
+                await member.engine.prefetch(tenant, version, directory)
+            async with swap:
+                if tenant in member.lacks:
+                    await self._late_publish(member, tenant)
+                    member.lacks.discard(tenant)
+        except EngineClosed:
+            raise
+        except Exception as error:
+            raise GenerationFailure(f"engine {member.facts.name} can not serve {tenant!r}: {error}") from error
+
+    async def _late_publish(self, member: Member, tenant: str) -> None:
+        try:
+            async with asyncio.timeout(self._control_s):
+                await publish(member.engine, tenant, *self.served[tenant])
+        except LATE as error:  # it may be done with it only after a later version, so this engine is of no use
+            raise EngineClosed(f"engine {member.facts.name} did not serve {tenant!r} in time") from error
 
 
 async def publish(engine: Engine, tenant: str, version: int, directory: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ from infra.proxy.fleet import Fleet
 
 
 class StubEngine:
-    """`fails` by call, the first first: what it raises once it has done as it was told. `gates` by call: what it waits
-    for before it does anything. `calls` is what began, in order."""
+    """`fails` by call, or by call and tenant, the first first: what it raises; a pause that fails has paused it all the
+    same. `takes` is called when a call begins. `calls` is what began, in order."""
 
     capabilities = Fleet.capabilities
 
     def __init__(self) -> None:
         self.fails: dict[str, list[Exception]] = {}
-        self.gates: dict[str, asyncio.Event] = {}
+        self.takes: Callable[[], None] = lambda: None
         self.calls: list[str] = []
         self.paused = self.closed = False
         self.serves: dict[str, int] = {}
@@ -28,8 +28,8 @@ class StubEngine:
 
     async def _begin(self, call: str) -> None:
         self.calls.append(call)
-        if call in self.gates:
-            await self.gates[call].wait()
+        self.takes()
+        await asyncio.sleep(0)
 
     def _end(self, call: str) -> None:
         if self.fails.get(call):
