@@ -10,7 +10,8 @@ Invariants
 - No key reaches another tenant's proxy: the choice is made by the key alone, before a path or a body is looked at.
 - A job that can not be served (an adapter that does not fit, a log that can not be read) is told with its trouble, and
   leaves the others as they are.
-- A key of a job that runs is never refused because the book was not read yet: any other one has it read anew.
+- A key of a job that runs is never refused because the book was not read yet: any other one has it read anew. All that
+  wait for that share one look, so that a stranger's keys, however many, cost one every AGAIN_S.
 - What a job waits for that is paused or over is answered as unavailable: whoever asks for it is told to end elsewhere.
 """
 
@@ -50,12 +51,12 @@ from infra.store.objects import ObjectStore
 from rl.config.run import RunConfig
 from rl.config.tenants import ServiceConfig
 from rl.errors import RollmillError
-from rl.jobs import Entry
+from rl.jobs import Entry, State
 
 LOOK_S = 0.5
 """Between two looks into the job book."""
 AGAIN_S = 0.2
-"""Between two looks that unknown keys ask for."""
+"""From a look to the next one that unknown keys ask for."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +107,11 @@ class Tenants:
         self._owners: dict[bytes, str] = {}
         """Job by the digest of each of its keys."""
         self._known: dict[str, Entry] = {}
-        self._looking = asyncio.Lock()
-        self._looked = -AGAIN_S
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Of jobs that are being taken from the engine."""
+        self._looking, self._asking = asyncio.Lock(), asyncio.Lock()
+        self._began = self._ended = -AGAIN_S
+        """The last look into the book."""
         self.registry = CollectorRegistry()
         """Of the service's metrics, which are those of all tenants and whatever is registered."""
         self.registry.register(TenantCollector(lambda: {n: t.proxy.metrics for n, t in self._tenants.items()}))
@@ -142,7 +146,8 @@ class Tenants:
         if entry is None:
             return Failure("unauthorized", 401, f"{path}: the key is that of no job here, or of a session that is over")
         said = f"job {entry.job.id} is {entry.state}, and not served"
-        return Failure("not_running", 409, said) if path.startswith(CONTROL) else Failure("unavailable", 503, said)
+        over = path.startswith(CONTROL) and entry.state is not State.RUNNING  # one that runs will be here
+        return Failure("not_running", 409, said) if over else Failure("unavailable", 503, said)
 
     def _make_operator(self) -> Starlette:
         async def status(request: Request) -> Response:
@@ -182,21 +187,39 @@ class Tenants:
     async def look(self) -> None:
         """Bring what is served to what the book says. Raises LogCorrupt or a StoreError when it can not be read."""
         async with self._looking:
-            await asyncio.get_running_loop().run_in_executor(self._reader, self._book.sync)
-            self._looked = asyncio.get_running_loop().time()
-            entries = {f"{e.job.tenant}.{e.job.name}": e for e in self._book.jobs.entries.values()}
-            for name in entries.keys() - self._known.keys():
-                mine = self._keys.of_tenant(name)
-                self._owners |= {digest(mine.control): name, digest(mine.rollout): name}
-            self._known = entries
-            running = {f"{e.job.tenant}.{e.job.name}": e for e in self._book.jobs.running}
-            await asyncio.gather(*map(self._leave, self._tenants.keys() - running.keys()))
-            for name, entry in running.items():
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
+                await loop.run_in_executor(self._reader, self._book.sync)
+                self._obey()
+            finally:
+                self._began, self._ended = began, loop.time()
+
+    def _obey(self) -> None:
+        """Serve what runs and begin to take away what does not: nobody else waits for what is under way for that."""
+        entries = {f"{e.job.tenant}.{e.job.name}": e for e in self._book.jobs.entries.values()}
+        for name in entries.keys() - self._known.keys():
+            mine = self._keys.of_tenant(name)
+            self._owners |= {digest(mine.control): name, digest(mine.rollout): name}
+        self._known = entries
+        running = {f"{e.job.tenant}.{e.job.name}": e for e in self._book.jobs.running}
+        for name in self._tenants.keys() - running.keys():
+            leave = self._leave(name, self._tenants.pop(name))
+            self._leaving[name] = asyncio.get_running_loop().create_task(leave)
+        for name, entry in running.items():
+            if name not in self._leaving:  # its withdrawal would be that of the new one
                 self._serve(name, entry)
 
     async def _look_again(self) -> None:
-        """For a key of nobody that is served; not too often, for anybody may come with one."""
-        if asyncio.get_running_loop().time() - self._looked >= AGAIN_S:
+        """Return after a look that began after the call: for a key of nobody that is served."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        async with self._asking:
+            if self._began >= asked:
+                return
+            await asyncio.sleep(self._ended + AGAIN_S - loop.time())
+            if self._began >= asked:  # `follow` was here
+                return
             try:
                 await self.look()
             except RollmillError as error:
@@ -221,12 +244,13 @@ class Tenants:
         proxy = Proxy(config, self.engine, source, shared=True)
         return Tenant(config, proxy, make_app(proxy, self._keys.of_tenant(name), self._codec), own)
 
-    async def _leave(self, name: str) -> None:
-        tenant = self._tenants.pop(name)
+    async def _leave(self, name: str, tenant: Tenant) -> None:
         try:  # what is loading is not cancelled: cut off, it could reach an engine after the withdrawal
             await tenant.proxy.close()
         except RollmillError as error:
             logger.warning("%s could not be taken from the engine: %s", name, error)
+        finally:
+            del self._leaving[name]
         await asyncio.to_thread(shutil.rmtree, tenant.cache, ignore_errors=True)
 
     async def close(self) -> None:
@@ -235,5 +259,7 @@ class Tenants:
             if tenant.loading is not None:
                 tenant.loading.cancel()
             tenant.proxy.source.close()
+        for leaving in self._leaving.values():
+            leaving.cancel()
         self._tenants.clear()
         self._reader.shutdown(wait=False, cancel_futures=True)

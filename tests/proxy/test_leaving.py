@@ -109,15 +109,20 @@ async def test_what_is_under_way_for_a_tenant_does_not_outlive_it(engines, model
         work = asyncio.ensure_future(WAYS[way](tenants._tenants["ann.job"].proxy, trainer.fence))
     await asyncio.wait_for(gate.reached.wait(), 20)
     book.order("ann/job", "pause")
-    looking = asyncio.create_task(tenants.look())
-    await until(lambda: not tenants._tenants)
+    await asyncio.wait_for(tenants.look(), 20)  # which nothing of ann's holds up
+    assert not tenants._tenants
+    [leaving] = tenants._leaving.values()
+    book.order("ann/job", "resume")
+    book.start("ann/job", 0)
+    await tenants.look()
+    assert not tenants._tenants, "it comes again once it has left"
+    refusal = tenants._refusal("/control/suspend", tenants._known["ann.job"])
+    assert refusal.status == 503, "its trainer asks again"
     gate.open.set()
-    await asyncio.wait_for(asyncio.gather(looking, asyncio.wait([work])), 20)
+    await asyncio.wait_for(asyncio.wait([work, leaving]), 20)
     assert not held(engine) and not shared.versions()
     assert not list((tmp_path / "cache").glob("ann.job-*"))
     monkeypatch.undo()
-    book.order("ann/job", "resume")
-    book.start("ann/job", 0)
     await tenants.look()
     await until(lambda: shared.versions() == {"ann.job": 0})
     await tenants.close()

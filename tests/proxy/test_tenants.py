@@ -24,7 +24,7 @@ from infra.proxy.client import JSON, ControlClient, ControlRefused, ProxyClient,
 from infra.proxy.listen import bind, listen
 from infra.proxy.serve import _listen
 from infra.proxy.session_wire import SessionBody
-from infra.proxy.tenants import Tenants
+from infra.proxy.tenants import AGAIN_S, Tenants
 from infra.store.jobs import JobBook
 from infra.store.weights import WeightStore
 from rl.config.load import validate_as
@@ -267,7 +267,7 @@ async def test_a_job_that_is_paused_is_served_no_more_and_again_when_it_goes_on(
         await flying
     with pytest.raises(ControlRefused, match="not_running: job ann/job is paused"):
         await to_thread(shop.ann.control().suspend)
-    assert shop.engine.versions() == {"bob.job": 0}
+    await until(lambda: shop.engine.versions() == {"bob.job": 0} and not shop.tenants._leaving)
     shop.book.order("ann/job", "resume")
     shop.book.start("ann/job", 0)
     assert (await shop.ann.turn()).version_spans == [(0, 0)], "its key alone has the book read anew"
@@ -298,3 +298,36 @@ def test_keys_of_tenants_are_unlike_and_come_from_the_service_alone():
     assert len(all_) == 6 and keys.of_tenant("ann.job") == ann
     assert ann.of_tenant("bob.job") != bob
     assert replace(keys, control="other").of_tenant("ann.job").rollout == ann.rollout
+
+
+async def test_strangers_keys_cost_few_looks_however_many_come_at_once(shop, monkeypatch):
+    looks = []
+    sync = shop.tenants._book.sync
+    monkeypatch.setattr(shop.tenants._book, "sync", lambda: (looks.append(1), sync())[1])
+    began = asyncio.get_running_loop().time()
+
+    async def knock(http: aiohttp.ClientSession, key: str) -> int:
+        async with http.get(f"{shop.url}/status", headers=_headers(key)) as reply:
+            return reply.status
+
+    async with aiohttp.ClientSession() as http:
+        found = await asyncio.gather(*(knock(http, f"{n:064d}") for n in range(60)))
+    assert set(found) == {401}
+    assert 0 < len(looks) <= 2 + (asyncio.get_running_loop().time() - began) / AGAIN_S
+
+
+async def test_a_key_of_a_job_that_has_just_started_is_never_that_of_a_stranger(shop, base, tmp_path):
+    """Right after a look that did not see it, while strangers knock."""
+    for name in ("cyd", "dan", "eve"):
+        keys = shop.keys.of_tenant(f"{name}.job")
+        Trainer(shop.bob.trainer.store, job(name).run(SERVICE))
+        stranger = asyncio.ensure_future(to_thread(ControlClient(shop.url, 20.0, key="0" * 64).tenants))
+        if name != "dan":
+            shop.book.submit(job(name))
+        await shop.tenants.look()
+        if name == "dan":
+            shop.book.submit(job(name))
+        shop.book.start(f"{name}/job", 0)
+        assert (await to_thread(ControlClient(shop.url, 20.0, key=keys.control).status)).serving is None
+        with pytest.raises(ControlRefused, match="the key is that of no job here"):
+            await stranger
