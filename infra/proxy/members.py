@@ -8,7 +8,8 @@ Invariants
   it reports again, so that it ends and is started anew.
 - A name stands for one engine at a time, its newest incarnation.
 - An engine that has not reported for `lease_s` is lost; one that somebody else runs is asked for its health instead,
-  and joins anew when it is well again. Until then it is told why it does not.
+  and joins anew when it is well again. Until then it is told why it does not. What this process slept through (a
+  machine that was frozen) counts for nobody: their reports may wait to be heard.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rl.routing import Router
 
 LOOK_S = 1.0
 HEALTH_S = 5.0
+"""Of one answer about an engine's health, so that there are no more than LOOK_S + HEALTH_S between two looks."""
 
 logger = logging.getLogger(__name__)
 
@@ -159,10 +161,15 @@ class Members:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
+        looked = loop.time()
         while True:
             await asyncio.gather(*(self._ask(*expected) for expected in self._expected.values()))
+            now = loop.time()
+            overslept, looked = max(0.0, now - looked - LOOK_S - HEALTH_S), now
+            for member in self.all.values():
+                member.seen = min(now, member.seen + overslept)
             for member in self.serving:
-                if loop.time() - member.seen > self._lease_s:
+                if now - member.seen > self._lease_s:
                     self.lose(member, f"nothing was heard of it for {self._lease_s:g} s")
             await asyncio.sleep(LOOK_S)
 
