@@ -305,6 +305,7 @@ async def test_strangers_keys_cost_few_looks_however_many_come_at_once(shop, mon
     sync = shop.tenants._book.sync
     monkeypatch.setattr(shop.tenants._book, "sync", lambda: (looks.append(1), sync())[1])
     began = asyncio.get_running_loop().time()
+    await until(lambda: asyncio.get_running_loop().time() > began + AGAIN_S)  # when another look is due
 
     async def knock(http: aiohttp.ClientSession, key: str) -> int:
         async with http.get(f"{shop.url}/status", headers=_headers(key)) as reply:
@@ -313,7 +314,7 @@ async def test_strangers_keys_cost_few_looks_however_many_come_at_once(shop, mon
     async with aiohttp.ClientSession() as http:
         found = await asyncio.gather(*(knock(http, f"{n:064d}") for n in range(60)))
     assert set(found) == {401}
-    assert 0 < len(looks) <= 2 + (asyncio.get_running_loop().time() - began) / AGAIN_S
+    assert 0 < len(looks) <= 3 + (asyncio.get_running_loop().time() - began) / AGAIN_S
 
 
 async def test_a_key_of_a_job_that_has_just_started_is_never_that_of_a_stranger(shop, base, tmp_path):
