@@ -5,7 +5,7 @@
 Invariants
 - Nothing is answered without the key (compared in constant time), which is in the header alone.
 - A generation tells what it has every `TELL_S`, so that another engine can go on from there if this one is killed.
-- A client that goes away frees its place in the engine.
+- A client that goes away frees its place in the engine, and that of a prompt which is computed for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from infra.engines.errors import BadRequest, EngineClosed
 from infra.engines.host_wire import Call, error_line, failure, line
 from infra.engines.protocol import BASE, Engine, Generation
+from rl.errors import GenerationFailure
 
 TELL_S = 0.1
 Fetch = Callable[[str, int, str], Awaitable[Path]]
@@ -81,18 +82,20 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
     async def stats(body: bytes) -> Any:
         return await engine.stats()
 
-    calls = (generate, prefill, pause, resume, abort, prefetch, publish, withdraw, update, health, stats)
-    return Starlette(routes=[_route(call, key) for call in calls])
+    calls = (generate, pause, resume, abort, prefetch, publish, withdraw, update, health, stats)
+    return Starlette(routes=[_route(prefill, key, leave=True), *(_route(call, key) for call in calls)])
 
 
-def _route(call: Callable[[bytes], Awaitable[Any]], key: str) -> Route:
+def _route(call: Callable[[bytes], Awaitable[Any]], key: str, leave: bool = False) -> Route:
+    """`leave`: a call that ends when its client goes away."""
     expected = f"Bearer {key}"
 
     async def answer(request: Request) -> Response:
         if not secrets.compare_digest(request.headers.get("authorization", "").encode(), expected.encode()):
             return Response(orjson.dumps({"error": "BadRequest", "detail": "the key is missing or wrong"}), 401)
         try:
-            found = await call(await request.body())
+            body = await request.body()
+            found = await (_while_connected(request, call(body)) if leave else call(body))
         except Exception as error:
             return Response(orjson.dumps(failure(error)), 503 if isinstance(error, EngineClosed) else 422)
         return found if isinstance(found, Response) else Response(orjson.dumps({} if found is None else found))
@@ -154,6 +157,18 @@ class _Told(Response):
 
 async def _send(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _while_connected(request: Request, work: Awaitable[Any]) -> Any:
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise GenerationFailure("the client went away")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:

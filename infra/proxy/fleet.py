@@ -164,8 +164,8 @@ class Fleet:
             except EngineClosed as error:
                 self.members.lose(source, str(error))
                 raise
-            except GenerationFailure:
-                pass  # an update came between: the prompt is computed where the answer is
+            except (GenerationFailure, DeadlineExceeded):
+                pass  # an update came between, or others' prompts: this one is computed where the answer is
             self.router.prefilled(name)
         try:
             await self._policies.supply(member, tenant, self._swap)
