@@ -9,8 +9,7 @@ in flight goes on, and new requests wait.
 Invariants
 - Fences come from the log alone. A control call with a fence below the newest one that was read there changes
   nothing, nor does one (`resume` apart) with a fence that the log, read anew, does not name.
-- A suspension ends within `deadlines.control`, by resume or by the watchdog, also when the trainer is dead. One that
-  fails is undone. What the engine refuses there is tried again until it goes on.
+- A suspension ends within `deadlines.control`, also when the trainer is dead (`suspension`).
 - A generation of a trajectory that started before `oldest_viable` ends and a later one is refused, except in
   evaluation.
 - Once a proxy of a shared engine is closed nothing of its tenant is there, nor comes there: what is being read or
@@ -21,13 +20,9 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from infra.engines.protocol import BASE, Engine, Generation, Sampling
 from infra.proxy.admission import Places
@@ -35,15 +30,11 @@ from infra.proxy.fleet import Fleet, Origin, Overloaded
 from infra.proxy.flights import Flights
 from infra.proxy.metrics import Metrics
 from infra.proxy.refusals import Denied, Refused
+from infra.proxy.suspension import Suspension
 from infra.proxy.versions import LogView, VersionSource
 from infra.proxy.wire import GenerateBody, Status
 from rl.config.run import RunConfig
 from rl.errors import Fenced, RollmillError
-
-AGAIN_S = 1.0
-"""Between two tries to have the engine go on."""
-
-logger = logging.getLogger(__name__)
 
 
 class UnknownFence(RollmillError):
@@ -70,16 +61,12 @@ class Proxy:
         self.places = Places.of(self.config, self.tenant)
         self._serial = 0
         self._flights = Flights()
-        self._open = asyncio.Event()
-        self._open.set()
-        self._suspended_at: float | None = None
-        self._watchdog: asyncio.Task[None] | None = None
+        engine = None if self.shared else self.engine
+        self._suspension = Suspension(engine, self.config.deadlines.control, self.metrics)
         self._swap = asyncio.Lock()
         self._reading = asyncio.Lock()
         """Held while a version is prefetched, for which an update must not wait."""
         self._closed = False
-        self._turn = asyncio.Lock()
-        """Held while the engine is told to pause or to go on."""
 
     # -- generation --------------------------------------------------------------------------------------------
 
@@ -113,7 +100,7 @@ class Proxy:
             return await self._sample(body)
 
     async def _sample(self, body: GenerateBody) -> Generation:
-        await self._open.wait()
+        await self._suspension.over()
         if self.serving is None:
             raise Refused("unavailable", "no version is loaded yet")
         sampling = Sampling(body.temperature, body.max_new_tokens, tuple(body.stop_token_ids), body.seed)
@@ -145,28 +132,13 @@ class Proxy:
         """Hold all generation. Idempotent; each call gives the watchdog a new deadline. Raises Fenced,
         UnknownFence, StoreError, and what the engine raises; then what was suspended still is, within its deadline."""
         await self._guard(fence)
-        async with self._turn:
-            self._open.clear()
-            try:
-                if not self.shared:
-                    await self.engine.pause("keep")
-            except BaseException:
-                if not self.suspended:
-                    self._open.set()
-                    self._set_watchdog(self._go_on())  # part of a fleet may have paused
-                raise
-            if self._suspended_at is None:
-                self._suspended_at = time.monotonic()
-            self._set_watchdog(self._watch())
+        await self._suspension.begin()
 
     async def resume(self, fence: int) -> None:
         """Go on. Idempotent; does not need the log, so that a store that is down can not prolong a suspension.
         Raises Fenced."""
         self._compare(fence)
-        watchdog = self._watchdog
-        await self._resume()
-        if watchdog is not None:
-            watchdog.cancel()
+        await self._suspension.end()
 
     async def prefetch(self, fence: int, version: int) -> None:
         """Read a version while generation goes on. Raises as `suspend`, and UnknownVersion, WeightMismatch."""
@@ -235,42 +207,11 @@ class Proxy:
         self.head, self.fence = view.head, max(self.fence, view.fence)
         return view
 
-    async def _watch(self) -> None:
-        seconds = self.config.deadlines.control
-        await asyncio.sleep(seconds)
-        logger.warning("suspended for %g s (deadlines.control) without a resume: the proxy goes on by itself", seconds)
-        self.metrics.watchdog.inc()
-        await self._go_on()
-
-    async def _go_on(self) -> None:
-        """Resume, however often that takes."""
-        while True:
-            try:
-                await self._resume()
-                return
-            except Exception as error:
-                logger.warning("the engine does not go on, and is told again: %s: %s", type(error).__name__, error)
-            await asyncio.sleep(AGAIN_S)
-
-    def _set_watchdog(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        self._watchdog = asyncio.create_task(work)
-
-    async def _resume(self) -> None:
-        async with self._turn:
-            if not self.shared:
-                await self.engine.resume()
-            self._open.set()
-            if self._suspended_at is not None:
-                self.metrics.suspended.inc(time.monotonic() - self._suspended_at)
-                self._suspended_at = None
-
     # -- the rest ----------------------------------------------------------------------------------------------
 
     @property
     def suspended(self) -> bool:
-        return self._suspended_at is not None
+        return self._suspension.holds
 
     @property
     def in_flight(self) -> int:
@@ -292,14 +233,12 @@ class Proxy:
         """Close the engine, or leave a shared one; requests in flight are refused as unavailable. What is being read is
         waited for within `deadlines.control`."""
         self._closed = True
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._suspension.close()
         if not self.shared:
             self.source.close()
             await self.engine.close()
             return
         self._flights.end(lambda _: Refused("unavailable", f"{self.tenant} is served no more"))
-        self._open.set()
         with suppress(TimeoutError):  # then it is not published any more, only read
             async with asyncio.timeout(self.config.deadlines.control), self._swap, self._reading:
                 pass

@@ -10,7 +10,7 @@ import pytest
 
 from infra.engines.errors import BadRequest, EngineClosed
 from infra.engines.protocol import BASE, Generation
-from infra.proxy import control
+from infra.proxy import suspension
 from infra.proxy.control import Proxy
 from infra.proxy.fleet import Fleet
 from infra.proxy.members import Facts
@@ -38,7 +38,7 @@ class Log:
 
 @pytest.fixture
 async def proxy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Proxy]]:
-    monkeypatch.setattr(control, "AGAIN_S", 0.01)
+    monkeypatch.setattr(suspension, "AGAIN_S", 0.01)
     made: list[Proxy] = []
 
     def make(engine: Any, control_s: float = 60.0) -> Proxy:
