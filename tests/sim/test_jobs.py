@@ -17,8 +17,8 @@ JOB = JobTimes(begins_s=2.0, ready_s=0.5, group_s=4.0, rollout_s=4.0, gather_s=0
 ONCE = (0,)
 
 MEASURED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "tenant_times.json").read_text())
-"""What `python -m benchmarks.tenants --json` printed of the sets that docs/tenants.md tells of (8 together: of an
-earlier run): the seconds from the first submission to the last commit, and the stage times of every job."""
+"""What `python -m benchmarks.tenants --json` printed of the sets that docs/tenants.md tells of: the seconds from the
+first submission to the last commit, and the stage times of every job."""
 
 
 def test_one_job_takes_the_sum_of_its_stages():
