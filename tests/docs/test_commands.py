@@ -128,7 +128,7 @@ ELSEWHERE = {
     "engine serve": ("tests/flows/test_fleet_runs.py", '"engine", "serve"'),
     "engine install": ("Makefile", "rollmill engine install --cpu"),
     "init": ("tests/flows/test_project.py", '"init"'),
-    "rewards": ("tests/serverless/test_commands.py", '"bundle"'),
+    "rewards": ("tests/serverless/test_commands.py", '"deploy", "--bucket"'),
     "runs ls": ("tests/flows/test_runs_command.py", '"ls"'),
     "serve": ("tests/flows/test_deployments.py", '"serve"'),
     "simulate": ("tests/flows/test_simulate.py", '"simulate"'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_data_is_fetched_first_and_what_is_missing_is_said_with_its_mend(
     assert run("play", "shop", "--set", "corpus=excerpt")[0] == 0
     code, output = run("prepare", "calculator")
     assert code == 0 and "calculator  is ready" in output
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="the corpora are made from Debian's packages")
+@pytest.mark.parametrize("name", ["shop", "knowledge_search"])
+def test_data_is_prepared_once_and_then_played_with(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envs.data.corpus.HOME", tmp_path)
+    for _ in range(2):
+        code, output = run("prepare", name)
+        assert code == 0 and f"{name}  is ready" in output, output
+    assert run("play", name)[0] == 0
 
 
 def test_the_end_of_input_gives_up() -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import zipfile
+from functools import partial
 from pathlib import Path
 
+import boto3
 import pytest
+from botocore.stub import ANY, Stubber
 from typer.testing import CliRunner
 
 from flows.cli import app
+from infra.serverless import stack
+from infra.store.objects import ObjectStore
+from rl.config.infrastructure import StoreSection
 from tests.serverless.conftest import Serve
 
 
@@ -67,3 +73,24 @@ def test_mistakes_are_one_line() -> None:
     assert "nothing is named 'maths'; did you mean 'math'?" in refused("logs", "maths")
     assert "was never started here" in refused("logs", "math", "--local")
     assert "--info 'x' is not a mapping" in refused("invoke", "math", "--said", "x", "--info", "x", "--local")
+
+
+def test_deploy_uploads_the_bundle_and_makes_the_stack(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore.connect(StoreSection(bucket="my-bucket"))
+    store.ensure_bucket()
+    cloud = boto3.client("cloudformation", region_name="us-east-1")
+    with Stubber(cloud) as stub:
+        name = {"StackName": "rollmill-reward-math"}
+        stub.add_client_error("describe_stacks", "ValidationError", "Stack with id rollmill-reward-math does not exist")
+        told = {"TemplateBody": ANY, "Capabilities": ANY, "Parameters": ANY, "OnFailure": "DELETE"}
+        stub.add_response("create_stack", {"StackId": "s"}, name | told)
+        state = {"CreationTime": "2026-01-01T00:00:00Z", "StackStatus": "CREATE_COMPLETE"}
+        stub.add_response("describe_stacks", {"Stacks": [name | state]}, name)
+        monkeypatch.setattr(stack, "deploy", partial(stack.deploy, client=cloud))
+        assert "rollmill-reward-math: created" in run("deploy", "--bucket", "my-bucket", "math")
+        stub.assert_no_pending_responses()
+    (key,) = store.keys("")
+    assert key.endswith(".zip")
