@@ -24,10 +24,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from infra.engines.connection import disconnected, while_connected
 from infra.engines.errors import BadRequest, EngineClosed
 from infra.engines.host_wire import Call, error_line, failure, line
 from infra.engines.protocol import BASE, Engine, Generation
-from rl.errors import GenerationFailure
 
 TELL_S = 0.1
 Fetch = Callable[[str, int, str], Awaitable[Path]]
@@ -95,7 +95,7 @@ def _route(call: Callable[[bytes], Awaitable[Any]], key: str, leave: bool = Fals
             return Response(orjson.dumps({"error": "BadRequest", "detail": "the key is missing or wrong"}), 401)
         try:
             body = await request.body()
-            found = await (_while_connected(request, call(body)) if leave else call(body))
+            found = await (while_connected(request.receive, call(body)) if leave else call(body))
         except Exception as error:
             return Response(orjson.dumps(failure(error)), 503 if isinstance(error, EngineClosed) else 422)
         return found if isinstance(found, Response) else Response(orjson.dumps({} if found is None else found))
@@ -116,7 +116,7 @@ class _Told(Response):
         work = asyncio.ensure_future(
             self._engine.generate(call.token_ids, call.sampling, call.tenant, call.request_id, **self._more())
         )
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         told = 0
         try:
@@ -157,20 +157,3 @@ class _Told(Response):
 
 async def _send(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _while_connected(request: Request, work: Awaitable[Any]) -> Any:
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request.receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise GenerationFailure("the client went away")
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

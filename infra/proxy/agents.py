@@ -14,9 +14,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from infra.engines.connection import while_connected
 from infra.engines.errors import BadRequest
 from infra.proxy.auth import bearer
-from infra.proxy.http import Failure, post, read, while_connected
+from infra.proxy.http import Failure, post, read
 from infra.proxy.openai import Request, error_response
 from infra.proxy.refusals import Denied
 from infra.proxy.sessions import Ask, Heard, Session, Sessions
@@ -65,7 +66,7 @@ async def _read(sessions: Sessions, session: Session, request: HttpRequest, mode
 
 async def sampled(sessions: Sessions, request: HttpRequest, session: Session, ask: Ask) -> Heard:
     """The turn; it ends when the client goes away. Raises as `Sessions.sample`, and Gone."""
-    return await while_connected(request, sessions.sample(session, ask))
+    return await while_connected(request.receive, sessions.sample(session, ask))
 
 
 def usage(heard: Heard) -> dict[str, int]:

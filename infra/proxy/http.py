@@ -7,7 +7,6 @@ gets no permission here).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from infra.chat import UnfitConversation
+from infra.engines.connection import Gone
 from infra.engines.errors import BadRequest, EngineClosed, PromptTooLong, UnknownPolicy
 from infra.proxy.control import UnknownFence
 from infra.proxy.refusals import Denied, Refused
@@ -28,7 +28,6 @@ from infra.store.errors import StoreUnavailable
 from rl.errors import Fenced, GenerationFailure, RollmillError
 
 B = TypeVar("B", bound=BaseModel)
-T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 RETRY_AFTER_S = "1"
 GONE = 499
@@ -39,10 +38,6 @@ logger = logging.getLogger(__name__)
 
 class NotJson(RollmillError):
     """A request whose content type is not that of JSON."""
-
-
-class Gone(RollmillError):
-    """The client went away while it waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,26 +149,6 @@ async def read(request: Request, model: type[B]) -> B:
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     return model.model_validate(content)
-
-
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away; the body must have been read. Raises Gone,
-    and what `work` raises."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Gone("the client went away")
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

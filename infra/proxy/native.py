@@ -9,9 +9,7 @@ Invariant: a client that goes away while it waits frees its place in the engine.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -19,13 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from infra.engines.connection import while_connected
 from infra.engines.errors import BadRequest
 from infra.proxy.control import Proxy
-from infra.proxy.http import Failure, Gone, answer, check_type, post
+from infra.proxy.http import Failure, answer, check_type, post
 from infra.proxy.sessions import Sessions
 from infra.proxy.wire import GenerateBody
 
-T = TypeVar("T")
 GENERATE = "/generate"
 START: Message = {
     "type": "http.response.start",
@@ -80,7 +78,7 @@ class Generate:
             raise BadRequest(f"the body is not JSON: {error}") from error
         body = GenerateBody.model_validate(content)
         try:
-            return await _while_connected(receive, self._proxy.generate(body))
+            return await while_connected(receive, self._proxy.generate(body))
         except Exception as error:
             self._proxy.metrics.refusals.labels(Failure.of(error).name, body.tenant, body.domain).inc()
             raise
@@ -95,29 +93,3 @@ async def _body(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is done in this task and ends when the client goes away. Raises Gone, and what `work`
-    raises."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
-
-    watcher = asyncio.ensure_future(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        task.uncancel()
-        raise Gone("the client went away") from None
-    finally:
-        watcher.cancel()
