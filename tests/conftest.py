@@ -7,11 +7,19 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from infra.services import supervisor
 from infra.services.endpoints import Endpoints, S3Endpoint
 
 os.environ["COLUMNS"] = "300"  # read once, by whichever test first brings the command line: no table is cut
+
+# that examples are made slowly is the machine's doing
+ANY = settings(suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any", ANY)
+settings.register_profile("deterministic", ANY, derandomize=True, deadline=None, database=None, print_blob=False)
+settings.load_profile("any")
+
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Endpoint]:

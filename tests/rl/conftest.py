@@ -2,5 +2,4 @@
 
 from hypothesis import settings
 
-settings.register_profile("deterministic", derandomize=True, deadline=None, database=None, print_blob=False)
 settings.load_profile("deterministic")
