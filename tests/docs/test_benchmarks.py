@@ -57,9 +57,10 @@ def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
             stderr=subprocess.STDOUT,
         ).returncode
     told = log.read_text()
-    assert code == 0, told[-4000:]
+    assert told.splitlines()[-1].startswith("{"), f"exit code {code}: {told[-4000:]}"
     last = json.loads(told.splitlines()[-1])
-    assert last["benchmark"] == name, told[-4000:]
+    missed = any(figure["met"] is False for figure in last["figures"])
+    assert last["benchmark"] == name and (code == 0 or missed), f"exit code {code}: {told[-4000:]}"
     figures = {figure["name"]: figure["value"] for figure in last["figures"]}
     assert figures and len(figures) == len(last["figures"]), "no figures, or one told twice"
     assert all(math.isfinite(value) for value in figures.values()), figures
