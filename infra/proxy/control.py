@@ -24,11 +24,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.engines.protocol import BASE, Engine, Generation, Sampling
+from infra.engines.protocol import Engine, Generation, Sampling
 from infra.proxy.admission import Places
 from infra.proxy.fleet import Fleet, Origin, Overloaded
 from infra.proxy.flights import Flights
 from infra.proxy.metrics import Metrics
+from infra.proxy.policies import publish
 from infra.proxy.refusals import Denied, Refused
 from infra.proxy.suspension import Suspension
 from infra.proxy.versions import LogView, VersionSource
@@ -168,10 +169,7 @@ class Proxy:
             if fence is not None:
                 self._compare(fence)  # somebody may have taken over while the files were read
             self._check_open()
-            if self.tenant == BASE:
-                await self.engine.update_weights(version, directory)
-            else:
-                await self.engine.publish_adapter(self.tenant, version, directory)
+            await publish(self.engine, self.tenant, version, directory)
         self.serving, self.oldest_viable, self.prefetched = version, oldest_viable, None
         self.metrics.serving.set(version)
         self._flights.end(self._stale)
