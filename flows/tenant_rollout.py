@@ -144,8 +144,9 @@ class Rollout:
 
     def _room(self) -> int:
         """Trajectories that may be in flight: workers may come and go. Where all are away, as many as before."""
-        there = int(slots(self._client).get(HardwareClass.CPU, 0))
-        return self._service.trajectories or min(LARGE, there) or self._most
+        if self._service.trajectories is not None:
+            return self._service.trajectories
+        return min(LARGE, int(slots(self._client).get(HardwareClass.CPU, 0))) or self._most
 
     # -- what may start ----------------------------------------------------------------------------------------
 
