@@ -40,8 +40,7 @@ import argparse
 import asyncio
 import os
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -49,7 +48,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.proxy_models import CALCULATOR, LARGER, save_adapters, save_larger, swap_model
 from benchmarks.proxy_sides import Bare, Direct, Proxied, Served, Side
 from benchmarks.proxy_traffic import Shape, Traffic
-from benchmarks.report import Figure, emit
+from benchmarks.report import Figure, emit, timed
 from infra.engines.hf import HFEngine
 from infra.engines.weights import read_tensors
 from infra.models.tiny import write_tiny
@@ -140,12 +139,6 @@ def multi_lora(model: Path, adapters: Sequence[Path], rounds: int) -> list[Figur
     ]
 
 
-def seconds(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
-
-
 def swaps(store: ObjectStore, work: Path, rounds: int, mib: int) -> list[Figure]:
     models = [swap_model(work / f"swap{at}" / "model", mib, at) for at in range(2)]
     proxied = Proxied(store, "swap", models[0], work)
@@ -168,10 +161,10 @@ def swaps(store: ObjectStore, work: Path, rounds: int, mib: int) -> list[Figure]
                 version = proxied.publish(models[(turn + (side == "naive")) % 2])
                 if side == "prefetched":
                     proxied.control.prefetch(version)
-                taken = seconds(lambda v=version: swap(v))  # type: ignore[misc]
+                taken = timed(lambda v=version: swap(v))  # type: ignore[misc]
                 if turn >= 0:
                     spent[side].append(taken)
-            local = seconds(lambda at=turn % 2: load(models[at]))  # type: ignore[misc]
+            local = timed(lambda at=turn % 2: load(models[at]))  # type: ignore[misc]
             if turn >= 0:
                 spent["local"].append(local)
                 print("swap", {side: round(values[-1], 4) for side, values in spent.items()}, flush=True)

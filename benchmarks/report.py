@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -39,6 +40,13 @@ class Figure:
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "value": self.value, "unit": self.unit, "goal": self.goal, "met": self.met}
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def machine() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.report import timed
 from infra.store.directories import PART_BYTES, WORKERS
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
@@ -22,12 +22,6 @@ from infra.training.snapshot import Snapshots
 from infra.training.swap import Engines
 from rl.config.run import RunConfig
 from rl.protocol import Phase, StepProtocol
-
-
-def timed(call: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 class Raw:

@@ -34,8 +34,8 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.report import Figure, emit
-from benchmarks.weight_sides import Raw, Side, timed
+from benchmarks.report import Figure, emit, timed
+from benchmarks.weight_sides import Raw, Side
 from infra.services import supervisor
 from infra.services.endpoints import environment
 from infra.services.processes import free_port
