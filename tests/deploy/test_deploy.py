@@ -14,6 +14,7 @@ from compose_spec import PyCompose
 from typer.main import get_command
 
 from flows.cli import app
+from infra.services.servers import PREFECT_SETTINGS
 from rl.config.load import parse
 from rl.placement import HardwareClass
 
@@ -82,6 +83,13 @@ def test_compose_has_no_secret_and_starts_without_none() -> None:
     for name in ("POSTGRES_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         assert re.findall(rf"\$\{{{name}(?!:\?)", text) == [], "docker compose refuses to start where one is missing"
     assert "latest" not in text
+
+
+def test_prefect_has_the_settings_of_the_embedded_server() -> None:
+    (container,) = (c for pod in pods() for c in pod["containers"] if c.get("args", [])[:2] == ["prefect", "server"])
+    told = {one["name"]: one["value"] for one in container["env"]}
+    for found in (told, compose()["services"]["prefect"]["environment"]):
+        assert PREFECT_SETTINGS.items() <= {name: str(value).strip() for name, value in found.items()}.items()
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
