@@ -31,6 +31,15 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Endpoint]:
         supervisor.down(home)
 
 
+@pytest.fixture
+def own_store(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of that of `moto_url`, which the environment names as a store of the user's own."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto_url)
+    return moto_url
+
+
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     """S3, Prefect and MLflow (about 12 s). Shared by the session. Mark the test `server`."""

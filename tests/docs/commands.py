@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,23 @@ class Command:
 
     def __str__(self) -> str:
         return f"{self.page}: {' '.join(self.words)}"
+
+
+def ran(
+    module: str, *words: str, cwd: Path, log: Path, timeout_s: float | None = None, **variables: str
+) -> tuple[int, str]:
+    """Exit code and output of `python -m module`; without `timeout_s` the test's own timeout ends it. The output goes
+    to a file, and to no pipe, which a server that stays would hold open."""
+    with log.open("w") as output:
+        code = subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=cwd,
+            env={**os.environ, **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+        ).returncode
+    return code, log.read_text()
 
 
 def commands() -> list[Command]:

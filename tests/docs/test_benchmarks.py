@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import ROOT, commands
+from tests.docs.commands import ROOT, commands, ran
 
 SMALLEST = {
     "policies": ("--quick",),
@@ -47,16 +44,8 @@ def test_these_are_the_benchmarks_told() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with log.open("w") as output:  # no pipe: a server that outlived the benchmark would hold it open
-        code = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *SMALLEST[name], "--json"],
-            cwd=ROOT,
-            env={**os.environ, "ROLLMILL_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ).returncode
-    told = log.read_text()
+    own = {"ROLLMILL_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    code, told = ran(f"benchmarks.{name}", *SMALLEST[name], "--json", cwd=ROOT, log=tmp_path / "log", **own)
     assert told.splitlines()[-1].startswith("{"), f"exit code {code}: {told[-4000:]}"
     last = json.loads(told.splitlines()[-1])
     missed = any(figure["met"] is False for figure in last["figures"])

@@ -8,10 +8,7 @@ tests. Docker and Kubernetes are not where tests run; `tests/deploy` holds their
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -22,7 +19,7 @@ import pytest
 from typer.main import get_command
 
 from flows.cli import app
-from tests.docs.commands import ROOT, Command, commands
+from tests.docs.commands import ROOT, Command, commands, ran
 from tests.flows.conftest import Rollmill, rollmill  # noqa: F401  the fixture
 
 ALL = commands()
@@ -110,16 +107,9 @@ def test_what_needs_no_server_runs(tmp_path: Path) -> None:
     told = {" ".join(c.words) for c in ALL}
     for line in RUN:
         assert line in told, f"{line} is told nowhere any more"
-        command = [sys.executable, "-m", "flows.cli", *line.split()[1:]]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
+        words = line.split()[1:]
+        code, said = ran("flows.cli", *words, cwd=tmp_path, log=tmp_path / "log", timeout_s=120, PYTHONPATH=str(ROOT))
+        assert code == 0, f"{line}:\n{said}"
 
 
 DEMO = ("demo", "up", "doctor", "down")
@@ -165,18 +155,10 @@ def test_a_whole_command_is_run_by_a_test(command: Command) -> None:
 @pytest.mark.timeout(1200)
 def test_the_demo_shows_what_it_learned_and_its_services_come_up_again(tmp_path: Path) -> None:
     def run(*words: str, home: Path | None = None) -> str:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"ROLLMILL_HOME": str(home)} if home else {})
-        log = tmp_path / "log"
-        with log.open("w") as output:  # no pipe: the services of `up` would hold it open
-            code = subprocess.run(
-                [sys.executable, "-m", "flows.cli", *words],
-                cwd=tmp_path,
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            ).returncode
-        assert code == 0, f"{words}:\n{log.read_text()[-4000:]}"
-        return log.read_text()
+        own = {"PYTHONPATH": str(ROOT)} | ({"ROLLMILL_HOME": str(home)} if home else {})
+        code, told = ran("flows.cli", *words, cwd=tmp_path, log=tmp_path / "log", **own)
+        assert code == 0, f"{words}:\n{told[-4000:]}"
+        return told
 
     home = tmp_path / "demo"
     try:

@@ -121,10 +121,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(moto_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    values = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
-    for name, value in (values | {"ROLLMILL_HOME": str(tmp_path / "home")}).items():
-        monkeypatch.setenv(name, value)
+def desk(own_store: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("ROLLMILL_HOME", str(tmp_path / "home"))
     store = ObjectStore.connect(StoreSection())
     store.ensure_bucket()
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:60].strip("-")

@@ -34,10 +34,8 @@ class Proxy:
 
 
 @pytest.fixture
-def service(moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServiceConfig:
-    values = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
-    for name, value in (values | {"ROLLMILL_HOME": str(tmp_path)}).items():
-        monkeypatch.setenv(name, value)
+def service(own_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServiceConfig:
+    monkeypatch.setenv("ROLLMILL_HOME", str(tmp_path))
     bucket = f"desk-{tmp_path.name.replace('_', '-')}"[:60].rstrip("-")
     found = load_service("lake", [f"store.bucket={bucket}", "tracking.enabled=false"])
     ObjectStore.connect(found.store).ensure_bucket()

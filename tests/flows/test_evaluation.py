@@ -42,10 +42,7 @@ def test_difficulties_are_told_apart_easiest_first() -> None:
     assert str(found).splitlines()[1] == "  difficulty 2: reward 0.750 over 2 problems, pass@1 0.750, pass@2 1.000"
 
 
-def test_more_than_was_kept_is_played_anew(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", moto_url)
+def test_more_than_was_kept_is_played_anew(own_store: str) -> None:
     store = ObjectStore.connect(StoreSection())
     store.ensure_bucket()
     asked = config("name=kept-evaluations", "evaluation.problems=4")
@@ -55,7 +52,7 @@ def test_more_than_was_kept_is_played_anew(moto_url: str, monkeypatch: pytest.Mo
     assert load(asked, store, 3) == load_all(asked, store) == [found]
     less = config("name=kept-evaluations", "evaluation.problems=3", "evaluation.pass_at=[2]")
     assert load(less, store, 3) == [found]
-    for more in ("evaluation.samples=4", "evaluation.problems=5"):
+    for more in ("evaluation.samples=4", "evaluation.problems=5", "evaluation.temperature=0.5"):
         assert load(config("name=kept-evaluations", "evaluation.problems=4", more), store, 3) is None
 
 

@@ -16,10 +16,8 @@ from tests.store.runs import Run
 
 
 @pytest.fixture
-def store(moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    values = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
-    for name, value in (values | {"ROLLMILL_HOME": str(tmp_path / "home")}).items():
-        monkeypatch.setenv(name, value)
+def store(own_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    monkeypatch.setenv("ROLLMILL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     bucket = StoreSection(bucket="runs-command")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from flows.tenant_service import Tenants, load_service
 from infra.store.objects import ObjectStore
 from tests.store.runs import Run
 
 
 def test_a_log_that_can_not_be_read_hides_the_figures_of_its_job_alone(
-    moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_store: str, tmp_path: Path
 ) -> None:
-    values = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
     service = load_service("lake", ["store.bucket=tenant-service"])
     store = ObjectStore.connect(service.store)
     store.ensure_bucket()

@@ -75,10 +75,7 @@ def test_mistakes_are_one_line() -> None:
     assert "--info 'x' is not a mapping" in refused("invoke", "math", "--said", "x", "--info", "x", "--local")
 
 
-def test_deploy_uploads_the_bundle_and_makes_the_stack(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL_S3": moto_url}
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
+def test_deploy_uploads_the_bundle_and_makes_the_stack(own_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ObjectStore.connect(StoreSection(bucket="my-bucket"))
     store.ensure_bucket()
     cloud = boto3.client("cloudformation", region_name="us-east-1")

@@ -89,7 +89,7 @@ def test_the_sandbox_is_tried_and_where_it_is_not_to_be_had_the_mend_is_said(mon
 
 
 def test_servers_of_ones_own_are_looked_at_in_the_place_of_the_embedded_ones(
-    moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Healthy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -101,9 +101,6 @@ def test_servers_of_ones_own_are_looked_at_in_the_place_of_the_embedded_ones(
         threading.Thread(target=server.serve_forever, daemon=True).start()
         closed.bind(("127.0.0.1", 0))
         own = {
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-            "AWS_ENDPOINT_URL_S3": moto_url,
             "PREFECT_API_URL": f"http://127.0.0.1:{closed.getsockname()[1]}/api",
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{server.server_port}",
         }
