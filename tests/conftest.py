@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from infra.services import supervisor
-from infra.services.endpoints import Endpoints, S3Endpoint
+from infra.services.endpoints import GIVEN, Endpoints, S3Endpoint, environment
+from tests.command_line import Rollmill
 
 os.environ["COLUMNS"] = "300"  # read once, by whichever test first brings the command line: no table is cut
 
@@ -19,6 +21,18 @@ ANY = settings(suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any", ANY)
 settings.register_profile("deterministic", ANY, derandomize=True, deadline=None, database=None, print_blob=False)
 settings.load_profile("any")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_server_is_named_for_others() -> Iterator[None]:
+    """What a file of tests names in the environment as a server of the user's own is gone when that file ends."""
+
+    def named() -> set[str]:
+        return {name for names in GIVEN.values() for name in names if name in os.environ}
+
+    before = named()
+    yield
+    assert named() == before
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +62,22 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
         yield supervisor.up(home, supervisor.AUTO)
     finally:
         supervisor.down(home)
+
+
+@pytest.fixture(scope="session")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def rollmill(services: Endpoints, shared_home: Path) -> Iterator[Rollmill]:
+    """The command line on `services`. The environment of this process names them and the home, too, but only for the
+    tests of one file: others must not find servers that nobody gave them."""
+    ours = environment(services) | {"ROLLMILL_HOME": str(shared_home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ours.items():
+            patch.setenv(name, value)
+        yield Rollmill(shared_home, {**os.environ})
 
 
 @pytest.fixture(scope="session")

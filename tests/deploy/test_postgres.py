@@ -20,8 +20,8 @@ from mlflow import MlflowClient
 
 from infra.services.endpoints import Endpoints
 from infra.services.processes import free_port
+from tests.command_line import Rollmill
 from tests.deploy.test_deploy import compose
-from tests.flows.conftest import Rollmill, rollmill  # noqa: F401  the fixture
 from tests.flows.test_runs import audit
 
 BIN = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -97,7 +97,7 @@ def started(service: dict[str, Any], port: int, places: dict[str, str]) -> tuple
 
 def test_a_run_is_told_to_servers_on_postgresql(
     services: Endpoints,
-    rollmill: Rollmill,  # noqa: F811
+    rollmill: Rollmill,
     postgres: str,
     tmp_path: Path,
 ) -> None:

@@ -19,8 +19,8 @@ import pytest
 from typer.main import get_command
 
 from flows.cli import app
+from tests.command_line import Rollmill
 from tests.docs.commands import ROOT, Command, commands, ran
-from tests.flows.conftest import Rollmill, rollmill  # noqa: F401  the fixture
 
 ALL = commands()
 TREE = get_command(app)
@@ -177,7 +177,7 @@ def test_the_demo_shows_what_it_learned_and_its_services_come_up_again(tmp_path:
 @pytest.mark.full
 @pytest.mark.server
 @pytest.mark.timeout(1500)
-def test_every_command_about_a_run_runs_on_one(rollmill: Rollmill, tmp_path: Path) -> None:  # noqa: F811
+def test_every_command_about_a_run_runs_on_one(rollmill: Rollmill, tmp_path: Path) -> None:
     import yaml
 
     from flows.configure import PRESETS

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from infra.services.endpoints import S3Endpoint
 from infra.store.objects import ObjectStore
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from infra.chat import ChatCodec
 from infra.store.browse import Browser, State, fates
 from rl.records import Step
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.proxy.agents.qwen import save_qwen
 from tests.proxy.agents.serving import LESSON
 

@@ -11,7 +11,7 @@ from infra.store.audit import audit
 from infra.store.gc import Collector
 from infra.store.log import CommitLog
 from infra.store.objects import ObjectStore
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_runs import find, head, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]

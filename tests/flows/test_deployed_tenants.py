@@ -15,7 +15,7 @@ from prefect.states import Cancelling, Suspended
 from flows.forms import JobForm, TenantsForm
 from flows.tenant_service import Tenants
 from infra.store.objects import ObjectStore
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_deployments import _is_work as is_work
 from tests.flows.test_deployments import client, served, start, wait
 from tests.flows.test_runs import descendants, wait_until

@@ -24,7 +24,7 @@ from prefect.states import Cancelling, Suspended
 from flows.deployments import deploy, description
 from flows.evaluations import load_all
 from flows.forms import CollectForm, TenantsForm, TrainForm
-from tests.flows.conftest import TINY, Rollmill
+from tests.command_line import TINY, Rollmill
 from tests.flows.test_runs import audit, descendants, head, wait_until
 
 RUN: dict[str, Any] = {

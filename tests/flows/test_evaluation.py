@@ -19,7 +19,8 @@ from rl.config.load import dumps
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
 from tasks.admit import Played
-from tests.flows.conftest import Desk, Rollmill
+from tests.command_line import Rollmill
+from tests.flows.conftest import Desk
 
 PLAYED = [
     Played((1.0, 0.0), (2, 4), (False, False), 2),

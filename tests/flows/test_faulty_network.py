@@ -9,7 +9,7 @@ from infra.store.audit import audit
 from infra.store.clients import READ_TIMEOUT_S
 from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.store.fault_proxy import bad_network
 
 STEPS = 8

@@ -16,7 +16,7 @@ import pytest
 from infra.models.tiny import write_tiny
 from infra.services.processes import free_port
 from rl.config.model import TinySection
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_runs import audit, descendants, find, head, interrupted, that_say, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]

@@ -15,7 +15,7 @@ from flows.configure import load_config
 from flows.flow_runs import run_tag
 from flows.hold import RunHeld, held
 from rl.config.run import RunConfig
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 
 pytestmark = pytest.mark.server
 

@@ -12,8 +12,8 @@ import pytest
 from distributed import Client
 
 from rl.records import Step
+from tests.command_line import Rollmill
 from tests.compute.clusters import foreign_cluster
-from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import audit, find, head, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(1200)]

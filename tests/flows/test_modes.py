@@ -6,7 +6,7 @@ import pytest
 
 from infra.store.buffer import SampleBuffer
 from rl.trajectory import Span, Trajectory
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_runs import audit
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full]

@@ -10,7 +10,7 @@ import pytest
 
 from flows.evaluations import load_all
 from infra.store.buffer import SampleBuffer
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_runs import audit, find, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ import pytest
 from infra.services import supervisor
 from infra.services.endpoints import Endpoints, environment
 from infra.services.state import load
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_runs import audit, head, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.full, pytest.mark.timeout(1200)]

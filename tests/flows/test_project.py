@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 
 Python = Callable[..., str]
 

@@ -21,7 +21,7 @@ from flows.evaluations import load_all
 from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 

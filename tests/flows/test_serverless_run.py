@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.test_runs import audit, interrupted, kill_those_that_say
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(900)]

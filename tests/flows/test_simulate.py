@@ -15,7 +15,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows.deployed_plans import simulate
 from flows.deployments import description
 from flows.forms import SimulateForm
-from tests.flows.conftest import Desk, Rollmill
+from tests.command_line import Rollmill
+from tests.flows.conftest import Desk
 from tests.store.samples import group
 
 PLAN = """

@@ -13,7 +13,7 @@ from prefect.client.schemas import filters
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.task_runs import keep_newest
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 
 pytestmark = pytest.mark.server
 

@@ -23,7 +23,7 @@ from infra.store.objects import ObjectStore
 from rl.ledger import Ledger
 from rl.records import Step
 from rl.trajectory import Uid
-from tests.flows.conftest import Rollmill
+from tests.command_line import Rollmill
 from tests.flows.tenant_commands import Commands, check_credentials, check_looking, check_orders, check_report
 from tests.flows.test_runs import find, mlflow_files, prefect_artifact, that_say, wait_until
 

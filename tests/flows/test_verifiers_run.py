@@ -10,9 +10,9 @@ import pytest
 
 from infra.store.buffer import SampleBuffer
 from rl.records import Step
+from tests.command_line import Rollmill
 from tests.envs.adapters.libraries import python_of
 from tests.envs.adapters.test_verifiers import LESSON
-from tests.flows.conftest import Rollmill
 from tests.flows.test_runs import audit, interrupted, kill_those_that_say
 from tests.proxy.agents.qwen import save_qwen
 

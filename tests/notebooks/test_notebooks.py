@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.flows.conftest import Rollmill, rollmill  # noqa: F401  the fixture
+from tests.command_line import Rollmill
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
@@ -55,7 +55,7 @@ def test_a_cluster_is_planned(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def here(rollmill: Rollmill, monkeypatch: pytest.MonkeyPatch) -> Rollmill:  # noqa: F811
+def here(rollmill: Rollmill, monkeypatch: pytest.MonkeyPatch) -> Rollmill:
     """Kernels and what they start find the session's servers, and this code."""
     root = str(NOTEBOOKS.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]))
