@@ -1,12 +1,4 @@
-"""Runs of the preset `long_tail` that compare: one after the other, on one set of services and one warmed-up model.
-
-What is attainable in a mode is estimated from the mean stage times of its own run (a single step may be luckier; per
-step: L slowest group, T training, W = max(busiest process, processor time / cores)):
-
-    sync, sync_plus   L + T          one_off   max(L, T, W)
-    rollart           max((L + T) / (alpha + 1), T, W)
-    areal, rollart with `late: draw_again`     max(mean group / (alpha + 1), T, W)
-"""
+"""Runs of the preset `long_tail` that compare: one after the other, on one set of services and one warmed-up model."""
 
 from __future__ import annotations
 
@@ -15,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from benchmarks.attainable import least_step
 from benchmarks.report import machine
 from benchmarks.whole_run import Measured, RunFailed, run, warm_model
 
@@ -33,15 +26,8 @@ def work_bound(m: Measured) -> float:
 
 
 def least(m: Measured) -> float:
-    """Seconds that a step of this mode takes at least."""
-    alpha, mode = m.config.staleness.alpha, m.config.mode
-    if mode.alternates:
-        return m.slowest_s + m.train_s
-    if not m.config.waits:
-        latency = m.group_s / (alpha + 1)
-    else:
-        latency = (m.slowest_s + m.train_s) / (alpha + 1) if mode.eager else m.slowest_s / alpha
-    return max(latency, m.train_s, work_bound(m))
+    """Seconds that a step of this mode takes at least, with groups and training as long as they were in this run."""
+    return least_step(m.config.mode, m.config.staleness.alpha, m.config.waits, m.before, m.counted, work_bound(m))
 
 
 def show(label: str, m: Measured) -> None:

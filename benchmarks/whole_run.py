@@ -20,6 +20,7 @@ from time import monotonic, time
 
 import psutil
 
+from benchmarks.attainable import StepTimes
 from flows.configure import load_config
 from infra.services import supervisor
 from infra.services.endpoints import environment
@@ -49,11 +50,10 @@ class Measured:
     step_s: float
     tokens_per_s: float
     trajectories_per_s: float
-    train_s: float
-    slowest_s: float
-    """From the first reset to the last reward of the slowest group of a batch."""
-    group_s: float
-    """The same of the mean group."""
+    before: tuple[StepTimes, ...]
+    """Each step from version 1 on that does not count ..."""
+    counted: tuple[StepTimes, ...]
+    """... and each that does."""
     cpu_s: float
     """Of all processes of the run."""
     busiest_s: float
@@ -70,6 +70,20 @@ class Measured:
     wall_s: float
     """Of the run as a whole, start and evaluation included."""
     dropped: dict[str, int]
+
+    @property
+    def train_s(self) -> float:
+        return fmean(step.train_s for step in self.counted)
+
+    @property
+    def slowest_s(self) -> float:
+        """Of the slowest group of a batch, from its first reset to its last reward."""
+        return fmean(max(step.groups) for step in self.counted)
+
+    @property
+    def group_s(self) -> float:
+        """Of the mean group."""
+        return fmean(seconds for step in self.counted for seconds in step.groups)
 
 
 @contextmanager
@@ -173,8 +187,15 @@ def read(config: RunConfig, meter: Meter, first: int, wall_s: float) -> Measured
     counted = [s for s in steps if s.version > first]
     begin, end = next(s.time for s in steps if s.version == first), counted[-1].time
     groups = {str(g.uid): g for g in SampleBuffer(store, config.prefix).history(SEGMENTS) if g.tombstone is None}
-    batches = [[groups[uid] for uid in s.trained if uid in groups] for s in counted]
-    members = [m for batch in batches for g in batch for m in g.members]
+    batches = {s.version: [groups[uid] for uid in s.trained if uid in groups] for s in steps}
+    members = [m for s in counted for g in batches[s.version] for m in g.members]
+    made = {
+        s.version: StepTimes(
+            s.metrics["span_train_start"], s.metrics["span_train_end"], tuple(map(_lasted, batches[s.version]))
+        )
+        for s in steps
+        if s.trained
+    }
     n, whole = len(counted), end - begin
     spans = [span for m in members for span in m.spans]
     trainer = [
@@ -185,7 +206,6 @@ def read(config: RunConfig, meter: Meter, first: int, wall_s: float) -> Measured
     ]
     used = meter.between(begin, end)
     busiest = max(used, key=lambda name: used[name])
-    lasted = [[_lasted(g) for g in batch] for batch in batches]
     stages = defaultdict(list)
     for span in [*spans, *trainer]:
         stages[span.stage].append(Span(span.stage, max(span.start, begin), min(span.end, end)))
@@ -198,9 +218,8 @@ def read(config: RunConfig, meter: Meter, first: int, wall_s: float) -> Measured
         step_s=whole / n,
         tokens_per_s=sum(len(m.token_ids) for m in members) / whole,
         trajectories_per_s=len(members) / whole,
-        train_s=fmean(s.metrics["train_s"] for s in counted),
-        slowest_s=fmean(max(one) for one in lasted),
-        group_s=fmean(x for one in lasted for x in one),
+        before=tuple(made[v] for v in sorted(made) if v <= first),
+        counted=tuple(made[v] for v in sorted(made) if v > first),
         cpu_s=sum(used.values()) / n,
         busiest_s=used[busiest] / n,
         busiest=busiest,

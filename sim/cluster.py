@@ -40,14 +40,14 @@ LOOK_S = 1.0
 class Cluster:
     """Runs a scenario, or several that share everything but their versions."""
 
-    def __init__(self, scenario: Scenario, steps: int | None = None):
+    def __init__(self, scenario: Scenario, steps: int | None = None, work: Workload | None = None):
         self.scenario = scenario
         tenants = scenario.tenants
         self.model = language_model(scenario.model)
         fitted = scenario.efficiency
         self._engines = Engines(scenario.pools, self.model, fitted)
         self._times = weight_times(self.model, fitted)
-        work = Workload(scenario.domains, scenario.seed, scenario.turns_at_once)
+        work = work or Workload(scenario.domains, scenario.seed, scenario.turns_at_once)
         fastest = float(self._engines.iteration(np.ones(self._engines.count), np.zeros(self._engines.count)).min())
         lockstep = MODES[scenario.mode].lockstep
         per_turn = 4.0 if lockstep else 3.0

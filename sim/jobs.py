@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+
 from rl.modes import default_mode
 from rl.placement import HardwareClass
 from sim.cluster import Cluster
@@ -28,7 +30,7 @@ from sim.config import (
     TenantSection,
     TrainerSection,
 )
-from sim.machine import MODEL, NOTHING, spread_of
+from sim.machine import MODEL, NOTHING
 from sim.profiles import language_model
 from sim.simulate import LONGEST
 
@@ -36,6 +38,7 @@ SEEDS = 6
 """Runs that a prediction is the mean of, where anything is drawn."""
 TICKS = 10
 """Of the shortest stage that a tick has to be shorter than."""
+DRAWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -133,3 +136,14 @@ def _work(job: JobTimes, number: int, times: ServiceTimes) -> DomainWork:
         name=f"job-{number}", turns=(1, 1), prompt_tokens=1, observation_tokens=0, response_tokens=1, problem_spread=0,
         member_spread=0, turn_spread=0, reset=NOTHING, step=group, score=Latency(mean=job.gather_s),
     )  # fmt: skip
+
+
+def spread_of(mean: float, slowest: float, count: int) -> float:
+    """Sigma of the lognormal of this mean of which `count` draws have the largest at `slowest`, on average."""
+    normal = np.sort(np.random.default_rng(0).standard_normal((DRAWS // count + 1, count)), axis=1)[:, -1]
+    low, high = 0.0, 4.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        largest = float(np.exp(middle * normal - middle**2 / 2).mean())
+        low, high = (middle, high) if largest * mean < slowest else (low, middle)
+    return low

@@ -15,6 +15,7 @@ from sim.cluster import Cluster
 from sim.config import Scenario
 from sim.host import StepTimes
 from sim.profiles import hardware
+from sim.workload import Workload
 
 LONGEST = 4e6
 """Seconds of the virtual clock after which a scenario without a horizon is given up."""
@@ -61,10 +62,11 @@ class Result:
         return {name: value for name, value in found.items() if isinstance(value, float)}
 
 
-def simulate(scenario: Scenario) -> Result:
-    """One run on the scenario's cluster. Raises NoProgress when the horizon came before a measured step did."""
+def simulate(scenario: Scenario, work: Workload | None = None) -> Result:
+    """One run on the scenario's cluster, of the work that its domains describe, or of `work`. Raises NoProgress when
+    the horizon came before a measured step did."""
     steps = None if scenario.horizon is not None else scenario.steps
-    cluster = Cluster(scenario, steps=steps)
+    cluster = Cluster(scenario, steps, work)
     cluster.simulate(scenario.horizon or LONGEST)
     return result(cluster)
 

@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from sim.jobs import JobTimes, ServiceTimes, predicted_seconds
+from sim.jobs import JobTimes, ServiceTimes, predicted_seconds, spread_of
 
 JOB = JobTimes(begins_s=2.0, ready_s=0.5, group_s=4.0, rollout_s=4.0, gather_s=0.25, train_s=0.5, push_s=0.25)
 """Without any spread: a step takes 5.5 s, the first one 7.0."""
@@ -40,6 +41,13 @@ def test_what_waits_for_the_trainer_is_predicted_and_no_input():
     heavy = replace(JOB, train_s=6.0)
     times = ServiceTimes((heavy,) * 4, steps=3, groups_per_step=2)
     assert predicted_seconds(times, ONCE) == pytest.approx(6.0 + 12 * 6.0, rel=0.1)
+
+
+def test_the_spread_gives_the_slowest_group_its_time():
+    sigma = spread_of(5.0, 8.0, 8)
+    draws = 5.0 * np.exp(np.random.default_rng(1).normal(-(sigma**2) / 2, sigma, (20_000, 8)))
+    assert draws.mean() == pytest.approx(5.0, rel=0.01) and draws.max(axis=1).mean() == pytest.approx(8.0, rel=0.02)
+    assert spread_of(5.0, 5.0, 8) == pytest.approx(0.0, abs=1e-3)
 
 
 def jobs_of(found: dict[str, Any]) -> tuple[str, int]:
