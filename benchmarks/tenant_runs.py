@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks.report import machine
 from benchmarks.tenant_times import service_times
 from benchmarks.whole_run import RunFailed
 from flows.tenant_service import Tenants, load_service
@@ -53,6 +54,8 @@ class Found:
     engine_busy: float
     """Share of the time."""
     trainer_busy: float
+    processors_busy: float
+    """Share of all cores of the machine, whoever used them."""
     rewards: list[list[float]]
     """Of each step, by tenant."""
     ends: list[float]
@@ -71,6 +74,11 @@ class Found:
     def busy(self) -> float:
         """Of engine and trainer together."""
         return (self.engine_busy + self.trainer_busy) / 2
+
+    @property
+    def least_s(self) -> float:
+        """No order of the same work on the same engine, trainer and cores takes less."""
+        return self.seconds * max(self.engine_busy, self.trainer_busy, self.processors_busy)
 
 
 def service_tree(name: str, most: int) -> dict[str, Any]:
@@ -137,7 +145,7 @@ def serving(tree: Mapping[str, Any], env: Mapping[str, str], home: Path) -> Iter
 def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alpha: int = 0) -> Found:
     """Hand `count` jobs in and follow them to their end. Raises RunFailed when one fails."""
     jobs = [job_tree(n, f"{label}-{count}", steps, alpha) for n in range(count)]
-    before, began, rss = engine_busy(tenants), time.time(), 0.0
+    before, used, began, rss = engine_busy(tenants), processor_s(), time.time(), 0.0
     for job in jobs:
         tenants.submit(job)
     ids = [f"{job['tenant']}/{job['name']}" for job in jobs]
@@ -146,6 +154,7 @@ def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alph
         if time.time() - began > LIMIT_S:
             raise RunFailed(f"{label} with {count} tenants did not end within {LIMIT_S:g} s")
         time.sleep(LOOK_S)
+    used, watched = processor_s() - used, time.time() - began
     entries = [tenants.job(id) for id in ids]
     if failed := [entry for entry in entries if entry.state != "done"]:
         raise RunFailed(f"{failed[0].job.id} is {failed[0].state}: {failed[0].failure}")
@@ -161,6 +170,7 @@ def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alph
         first_steps=[logs[e.job.id][1].time - e.submitted for e in entries],
         engine_busy=(engine_busy(tenants) - before) / seconds,
         trainer_busy=sum(map(busy, made)) / seconds,
+        processors_busy=used / watched / machine()["cores"],
         rewards=[[step.metrics["reward"] for step in logs[id] if step.version > 0] for id in ids],
         ends=[logs[id][-1].time - min(entry.submitted for entry in entries) for id in ids],
         rss_mb=rss,
@@ -190,6 +200,12 @@ def engine_busy(tenants: Tenants) -> float:
             raise RunFailed(f"nothing is noted of the engines of {tenants.service.name}")
         time.sleep(LOOK_S)
     return float(json.loads(store.get(key))["busy_s"])
+
+
+def processor_s() -> float:
+    """Seconds of all cores since the machine was started in which they had work."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system)
 
 
 def memory_mb(pid: int) -> float:

@@ -17,11 +17,13 @@ Each has a service of its own, just started; the smaller sizes of ours share one
 
 Steps per hour are those of all tenants from the first submission to the end of the last job. An accelerator is the
 engine or the trainer; it is busy while it decodes, or restores and trains, by the clock, also where another process has
-its core. `reward_gap` is the difference of the mean reward over all steps to (a), of the same tenants, in its standard
-errors; `_worst_tenant` the largest of the same for each tenant by itself (of so few steps that 3 is no wonder). With
-32 tenants those that run one at a time are nine, three of each kind, and the time of all is eleven, eleven and ten
-times the mean of a kind (`one_by_one_error`): one job more does not change how long the others take.
-The stage times of every job are printed, and what the simulator (`sim.jobs`) predicts from them stands beside the rest.
+its core. `no_async_loss_attainable` is what the loss would be if ours took no longer than the busiest of engine,
+trainer and the machine's cores was at work; so is `no_multilora_loss_attainable`. `reward_gap` is the difference of the
+mean reward over all steps to (a), of the same tenants, in its standard errors; `_worst_tenant` the largest of the same
+for each tenant by itself (of so few steps that 3 is no wonder). With 32 tenants those that run one at a time are nine,
+three of each kind, and the time of all is eleven, eleven and ten times the mean of a kind (`one_by_one_error`): one job
+more does not change how long the others take. The stage times of every job are printed, and what the simulator
+(`sim.jobs`) predicts from them stands beside the rest.
 """
 
 from __future__ import annotations
@@ -85,13 +87,13 @@ def compare(size: Size, env: Mapping[str, str], home: Path) -> list[Figure]:
     return figures(ours, found, most)
 
 
-COLUMNS = ["", "seconds", "steps/h", "first step s", "worst", "engine busy", "trainer busy", "MB"]
+COLUMNS = ["", "seconds", "steps/h", "first step s", "worst", "engine busy", "trainer busy", "cores busy", "MB"]
 
 
 def cells(name: object, one: Found) -> list[str]:
     """A row of the tables."""
     first = one.first_steps
-    shares = [f"{share:.0%}" for share in (one.engine_busy, one.trainer_busy)]
+    shares = [f"{share:.0%}" for share in (one.engine_busy, one.trainer_busy, one.processors_busy)]
     times = [f"{value:.1f}" for value in (median(first), max(first))]
     return [str(name), f"{one.seconds:.1f}", f"{one.per_hour:.0f}", *times, *shares, f"{one.rss_mb:.0f}"]
 
@@ -107,6 +109,8 @@ def figures(ours: Mapping[int, Found], others: Mapping[str, Found], most: int) -
         "no_multilora_loss": (1 - others["unmixed"].per_hour / best.per_hour, PAPER["no_multilora_loss"]),
     }
     found = [Figure(name, value, "ratio", goal, "higher") for name, (value, goal) in ratios.items()]
+    for loss, other in (("no_async_loss", "rounds"), ("no_multilora_loss", "unmixed")):
+        found.append(Figure(f"{loss}_attainable", 1 - best.least_s / others[other].seconds, "ratio"))
     for name, other in others.items():
         found.append(Figure(f"ratio_to_{name}", best.per_hour / other.per_hour, "ratio"))
     for count, one in ours.items():
