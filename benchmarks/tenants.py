@@ -109,8 +109,8 @@ def figures(ours: Mapping[int, Found], others: Mapping[str, Found], most: int) -
         "no_multilora_loss": (1 - others["unmixed"].per_hour / best.per_hour, PAPER["no_multilora_loss"]),
     }
     found = [Figure(name, value, "ratio", goal, "higher") for name, (value, goal) in ratios.items()]
-    for loss, other in (("no_async_loss", "rounds"), ("no_multilora_loss", "unmixed")):
-        found.append(Figure(f"{loss}_attainable", 1 - best.least_s / others[other].seconds, "ratio"))
+    for loss, against in (("no_async_loss", "rounds"), ("no_multilora_loss", "unmixed")):
+        found.append(Figure(f"{loss}_attainable", 1 - best.least_s / others[against].seconds, "ratio"))
     for name, other in others.items():
         found.append(Figure(f"ratio_to_{name}", best.per_hour / other.per_hour, "ratio"))
     for count, one in ours.items():
