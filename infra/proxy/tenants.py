@@ -12,6 +12,8 @@ Invariants
   leaves the others as they are.
 - A key of a job that runs is never refused because the book was not read yet: any other one has it read anew. All that
   wait for that share one look, so that a stranger's keys, however many, cost one every AGAIN_S.
+- No key is called unknown, and no job over, by a book that can not be read: that is answered as unavailable, which is
+  worth another try. Who was served before that still is.
 - What a job waits for that is paused or over is answered as unavailable: whoever asks for it is told to end elsewhere.
 """
 
@@ -112,6 +114,8 @@ class Tenants:
         self._looking, self._asking = asyncio.Lock(), asyncio.Lock()
         self._began = self._ended = -AGAIN_S
         """The last look into the book."""
+        self._unread = False
+        """Whether it failed."""
         self.registry = CollectorRegistry()
         """Of the service's metrics, which are those of all tenants and whatever is registered."""
         self.registry.register(TenantCollector(lambda: {n: t.proxy.metrics for n, t in self._tenants.items()}))
@@ -143,6 +147,8 @@ class Tenants:
         return next((tenant for tenant in self._tenants.values() if tenant.app.knows(key)), None)
 
     def _refusal(self, path: str, entry: Entry | None) -> Failure:
+        if self._unread:  # why is for the log: a stranger may be asking
+            return Failure("unavailable", 503, f"{path}: whose key it is can not be looked up now; ask again")
         if entry is None:
             return Failure("unauthorized", 401, f"{path}: the key is that of no job here, or of a session that is over")
         said = f"job {entry.job.id} is {entry.state}, and not served"
@@ -188,11 +194,13 @@ class Tenants:
         """Bring what is served to what the book says. Raises LogCorrupt or a StoreError when it can not be read."""
         async with self._looking:
             loop = asyncio.get_running_loop()
-            began = loop.time()
+            began, unread = loop.time(), True
             try:
                 await loop.run_in_executor(self._reader, self._book.sync)
+                unread = False
                 self._obey()
             finally:
+                self._unread = unread
                 self._began, self._ended = began, loop.time()
 
     def _obey(self) -> None:

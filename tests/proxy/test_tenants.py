@@ -25,12 +25,13 @@ from infra.proxy.listen import bind, listen
 from infra.proxy.serve import _listen
 from infra.proxy.session_wire import SessionBody
 from infra.proxy.tenants import AGAIN_S, Tenants
+from infra.store.errors import StoreDenied, StoreUnavailable
 from infra.store.jobs import JobBook
 from infra.store.weights import WeightStore
 from rl.config.load import validate_as
 from rl.config.model import TinySection
 from rl.config.tenants import Job, ServiceConfig
-from rl.errors import Fenced
+from rl.errors import Fenced, LogCorrupt
 from tests.engines.tiny_models import prompt, save_adapter
 from tests.proxy.conftest import Trainer
 from tests.proxy.memory_store import MemoryStore
@@ -332,3 +333,36 @@ async def test_a_key_of_a_job_that_has_just_started_is_never_that_of_a_stranger(
         assert (await to_thread(ControlClient(shop.url, 20.0, key=keys.control).status)).serving is None
         with pytest.raises(ControlRefused, match="the key is that of no job here"):
             await stranger
+
+
+@pytest.mark.parametrize("trouble", [StoreUnavailable("secret"), StoreDenied("secret"), LogCorrupt("secret")])
+async def test_while_the_book_can_not_be_read_no_key_is_called_unknown_and_no_job_over(shop, monkeypatch, trouble):
+    """Also not to those that share a look which somebody else began; who is served goes on."""
+    shop.book.submit(job("cyd"))
+    shop.book.order("ann/job", "pause")
+    await shop.tenants.look()
+    shop.book.order("ann/job", "resume")
+    for id in ("ann/job", "cyd/job"):
+        shop.book.start(id, 0)
+    Trainer(shop.bob.trainer.store, job("cyd").run(SERVICE))
+    sync = shop.tenants._book.sync
+
+    def fail() -> None:
+        raise trouble
+
+    monkeypatch.setattr(shop.tenants._book, "sync", fail)
+    keys = {"ann": shop.ann.keys.control, "cyd": shop.keys.of_tenant("cyd.job").control, "nobody": "0" * 64}
+    clients = {who: ControlClient(shop.url, 20.0, 0, key) for who, key in keys.items()}
+    calls = [to_thread(call) for client in clients.values() for call in (client.status, client.suspend)]
+    for found in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(found, ProxyUnavailable) and "ask again" in str(found) and "secret" not in str(found)
+    url, headers = f"{shop.url}/v1/chat/completions", _headers(keys["nobody"])
+    async with aiohttp.ClientSession() as http, http.post(url, json={}, headers=headers) as reply:
+        assert reply.status == 503 and reply.headers["Retry-After"]
+        assert (await reply.json())["error"]["code"] == "unavailable"
+    assert (await shop.bob.turn()).version_spans == [(0, 0)]
+    monkeypatch.setattr(shop.tenants._book, "sync", sync)
+    for who in ("ann", "cyd"):
+        assert await to_thread(clients[who].status)
+    with pytest.raises(ControlRefused, match="unauthorized"):
+        await to_thread(clients["nobody"].status)
