@@ -4,6 +4,7 @@ Invariants
 - Every stage runs on a worker that carries its class as a Dask resource; nothing runs untagged.
 - What no worker can run is refused before the run starts (`preflight`), because Dask itself would wait for ever.
 - Plain tcp only on loopback: tasks travel pickled, so a cluster that is reached over a network is TLS.
+- What is late at its end is told, and left: it never hides how the run ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ipaddress
 import logging
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -44,6 +45,8 @@ SETTINGS = {
     "distributed.comm.retry.count": 2,
 }
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def cluster(pools: Pools, start_s: float) -> Iterator[str]:
@@ -57,16 +60,16 @@ def cluster(pools: Pools, start_s: float) -> Iterator[str]:
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(SETTINGS))
         if isinstance(pools, LocalPools):
-            workers, security = local_workers(pools), None
+            workers, security = local_workers(pools, start_s), None
         else:
             made = stack.enter_context(certificate(Path(pools.shared) if isinstance(pools, SlurmPools) else None))
             security = made.security
-            workers = local_workers(pools.here, pools.host, security)
+            workers = local_workers(pools.here, start_s, pools.host, security)
             if isinstance(pools, SSHPools):
                 workers |= ssh_workers(pools, start_s)
                 stack.enter_context(on_machines(pools, made))
             elif isinstance(pools, SlurmPools):
-                workers |= slurm_workers(pools, security)
+                workers |= slurm_workers(pools, security, start_s)
         address = stack.enter_context(_started(workers, pools.host, security, start_s))
         if isinstance(pools, KubernetesPools):
             stack.enter_context(engine_pods(pools, made, address))
@@ -86,7 +89,7 @@ def _started(workers: Workers, host: str, security: Security | None, start_s: fl
     try:
         yield cluster.scheduler_address
     finally:
-        cluster.close(timeout=start_s)
+        _end("the Dask cluster", cluster.close, start_s)
 
 
 @contextmanager
@@ -103,7 +106,19 @@ def connect(address: str, start_s: float) -> Iterator[Client]:
         try:
             yield client
         finally:
-            client.close(timeout=start_s)
+            _end(f"the connection to the Dask scheduler at {address}", client.close, start_s)
+
+
+def _end(what: str, close: Callable[..., object], within_s: float) -> None:
+    try:
+        close(timeout=within_s)
+    except TimeoutError:
+        logger.error(  # Dask silences what is less
+            "pools: %s did not close within %g s (deadlines.start); what is left of it ends with this process, workers "
+            "on other machines without their scheduler",
+            what,
+            within_s,
+        )
 
 
 def slots(client: Client) -> dict[HardwareClass, float]:

@@ -1,7 +1,8 @@
 """The Dask workers of this machine, of machines behind SSH, and of SLURM's jobs, as `SpecCluster` starts them.
 
 Invariants: a worker process offers slots of one hardware class; with `devices` each slot is a process that sees its own
-GPUs; starting one on a machine behind SSH has a deadline; nothing here connects to anything before it is started.
+GPUs; starting one has a deadline, wherever it is, and what was late is ended; nothing here connects to anything before
+it is started.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from distributed import Nanny
+from distributed import Nanny, Status
 from distributed.deploy.ssh import Worker
 from distributed.security import Security
 
@@ -21,22 +22,50 @@ from rl.config.pools import SlurmPools, SSHPools
 from rl.errors import ConfigError, DeadlineExceeded
 
 Workers = dict[str, dict[str, Any]]
+JOB_NAME = "rollmill-engine"
+"""Of SLURM's jobs."""
 
 
-def local_workers(pools: LocalPools, host: str = LOOPBACK, security: Security | None = None) -> Workers:
+class LocalWorker(Nanny):
+    """Dask's own class for a process here, registered within `start_s` or failed by name: by itself it would wait for
+    ever. Dask's `death_timeout` is no such deadline: it also ends workers that lost their scheduler."""
+
+    def __init__(self, *args: Any, start_s: float, **options: Any):
+        super().__init__(*args, **options)
+        self._start_s = start_s
+
+    async def start(self) -> Any:
+        try:
+            async with asyncio.timeout(self._start_s):
+                return await super().start()
+        except TimeoutError as error:
+            if self.process is not None and self.process.status == Status.starting:
+                self.process.status = Status.failed  # cut off in its start, it would refuse to be killed
+            await self.close(reason="late")
+            raise DeadlineExceeded(
+                f"pools: worker {self.name!r} of this machine did not register within {self._start_s:g} s "
+                f"(deadlines.start); if the machine is just busy, raise that, else see whether it is out of memory or "
+                f"processes: `rollmill doctor`"
+            ) from error
+
+
+def local_workers(pools: LocalPools, start_s: float, host: str = LOOPBACK, security: Security | None = None) -> Workers:
     """One process per hardware class: a class is a kind of machine, and its stages share that process. Slots that see
     GPUs of their own are a process each."""
     found = {}
     for name, amount in pools.slots.items():
         for at, seen in enumerate(pools.devices.get(name, ())):  # type: ignore[call-overload]
-            found[f"{name}-{at}"] = _nanny(name, 1, host, security, _visible(seen))
+            found[f"{name}-{at}"] = _nanny(name, 1, start_s, host, security, _visible(seen))
         if amount and name not in pools.devices:
-            found[name] = _nanny(name, amount, host, security, {})
+            found[name] = _nanny(name, amount, start_s, host, security, {})
     return found
 
 
-def _nanny(name: str, amount: int, host: str, security: Security | None, visible: dict[str, str]) -> dict[str, Any]:
+def _nanny(
+    name: str, amount: int, start_s: float, host: str, security: Security | None, visible: dict[str, str]
+) -> dict[str, Any]:
     options = {
+        "start_s": start_s,
         "host": host,
         "nthreads": amount,
         "resources": {name: amount},
@@ -47,7 +76,7 @@ def _nanny(name: str, amount: int, host: str, security: Security | None, visible
         "env": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **visible},
     }
     secure = {} if security is None else {"security": security, "protocol": "tls"}
-    return {"cls": Nanny, "options": options | secure}
+    return {"cls": LocalWorker, "options": options | secure}
 
 
 def _visible(seen: Sequence[int]) -> dict[str, str]:
@@ -112,10 +141,10 @@ def ssh_workers(pools: SSHPools, start_s: float) -> Workers:
     return found
 
 
-def slurm_workers(pools: SlurmPools, security: Security) -> Workers:
+def slurm_workers(pools: SlurmPools, security: Security, start_s: float) -> Workers:
     """One job for each engine."""
     try:
-        from dask_jobqueue.slurm import SLURMJob
+        from infra.compute.slurm import EngineJob
     except ModuleNotFoundError as error:
         raise ConfigError("pools.type slurm needs a library; run `pip install 'rollmill[slurm]'`") from error
     directives = [f"--gpus={pools.gpus}"] * bool(pools.gpus) + list(pools.directives)
@@ -130,9 +159,10 @@ def slurm_workers(pools: SlurmPools, security: Security) -> Workers:
         "job_script_prologue": ["export OMP_NUM_THREADS=1", *pools.prologue],
         "worker_extra_args": ["--resources", "bandwidth_gpu=1"],
         "python": pools.python or sys.executable,
-        "job_name": "rollmill-engine",
+        "job_name": JOB_NAME,
         "protocol": "tls://",
         "security": security,
         "log_directory": f"{pools.shared}/logs",
+        "start_s": start_s,
     }
-    return {f"slurm-{at}": {"cls": SLURMJob, "options": options} for at in range(pools.jobs)}
+    return {f"slurm-{at}": {"cls": EngineJob, "options": options} for at in range(pools.jobs)}

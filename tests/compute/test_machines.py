@@ -35,7 +35,7 @@ SMALL = Here(compute_gpu=1, cpu=2, **{"lambda": 1})
 
 def test_slots_with_devices_are_a_process_each() -> None:
     pools = LocalPools(compute_gpu=1, bandwidth_gpu=2, devices={"compute_gpu": [[0, 1]], "bandwidth_gpu": [[2], [3]]})
-    workers = local_workers(pools)
+    workers = local_workers(pools, 60)
     assert sorted(workers) == ["bandwidth_gpu-0", "bandwidth_gpu-1", "compute_gpu-0", "cpu", "lambda"]
     assert workers["compute_gpu-0"]["options"]["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert workers["bandwidth_gpu-1"]["options"]["resources"] == {"bandwidth_gpu": 1}
@@ -83,7 +83,7 @@ def test_a_job_of_slurm_starts_a_tagged_worker_with_the_certificate(tmp_path: Pa
         python="/opt/rollmill/bin/python",
     )
     with certificate(Path(pools.shared)) as made:
-        workers = slurm_workers(pools, made.security)
+        workers = slurm_workers(pools, made.security, 60)
         assert sorted(workers) == ["slurm-0", "slurm-1"]
         spec = workers["slurm-0"]
         script = spec["cls"](scheduler="tls://head:8786", name="slurm-0", **spec["options"]).job_script()
