@@ -11,12 +11,15 @@ Invariants
 - A missing value is told from one that could not be read: Mooncake answers both with no bytes.
 - A master that does not answer is a named error within `CONNECT_S`; a peer that hangs, within Mooncake's own 30 s.
 
-The library listens on every interface of the machine for its peers, without authentication: use a private network.
+The library listens on every interface of the machine for its peers, on two ports for each process, without
+authentication, and nothing tells it otherwise: neither the address that it is given nor its `MC_TCP_BIND_ADDRESS`,
+which are what it tells its peers. Each process warns of that when it joins.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import socket
@@ -33,7 +36,14 @@ BUFFER_BYTES = 512 << 20
 """Of this process, for parts on their way."""
 RDMA = Path(sys.prefix) / "share" / "rollmill" / "rdma"
 """Where `make rdma` puts libibverbs, which the library links to, also for TCP."""
+OPEN = (
+    "weights.type mooncake: this process listens on every interface of its machine, without authentication, and the "
+    "library can not be told otherwise; let a firewall keep out all but the machines of the run, or set weights.type "
+    "to s3"
+)
 _MEND = "start mooncake_master there, or set weights.type to s3 (`--set weights.type=s3 --resume` goes on)"
+
+logger = logging.getLogger(__name__)
 
 
 class MooncakeUnavailable(StoreError):
@@ -54,6 +64,7 @@ class MooncakeShelf:
         code = self._store.setup(host, "P2PHANDSHAKE", lend_bytes, BUFFER_BYTES, "tcp", "", section.master)
         if code != 0:
             raise MooncakeUnavailable(f"weights.master {section.master}: joining failed with code {code}; {_MEND}")
+        logger.warning(OPEN)
 
     def put(self, key: str, body: bytes) -> None:
         self._put(key, 0, body)

@@ -95,7 +95,9 @@ class S3Weights(Section):
 
 
 class MooncakeWeights(Section):
-    """The same, with a copy in a Mooncake Store, which engines read first (TCP). For a private network."""
+    """The same, with a copy in a Mooncake Store, which engines read first (TCP). For a private network: trainer, proxy
+    and engines then listen on every interface of their machines, without authentication, and the library can not be
+    told otherwise."""
 
     type: Literal["mooncake"] = "mooncake"
     master: Annotated[str, Field(pattern=r"^.+:\d+$")]

@@ -308,6 +308,27 @@ def test_a_version_without_room_is_told_and_leaves_the_others(
     assert contents(pull_directory(mooncake, at, sha, tmp_path / "cache")) == contents(version)
 
 
+LISTENER = """
+import sys
+import psutil
+from infra.store.mooncake import MooncakeShelf
+from rl.config.infrastructure import MooncakeWeights
+shelf = MooncakeShelf(MooncakeWeights(master=sys.argv[1]))
+print({c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN})
+shelf.close()
+"""
+
+
+@pytest.mark.server
+def test_that_the_library_listens_everywhere_is_told_and_still_true(master: str) -> None:
+    """Whatever it is told; should it learn to obey, the address is to be given, and the warning to go."""
+    environment = os.environ | {"MC_TCP_BIND_ADDRESS": "127.0.0.1"}
+    command = [sys.executable, "-c", LISTENER, master]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert master.startswith("127.0.0.1:") and set(eval(done.stdout)) & {"0.0.0.0", "::"}
+    assert "listens on every interface of its machine, without authentication" in done.stderr
+
+
 LENDER = """
 import sys
 from pathlib import Path
@@ -328,6 +349,7 @@ def test_a_version_goes_with_the_process_that_lent_its_memory(
     """The trainer is another process; it is killed, and then the master."""
     with servers.mooncake_master(tmp_path_factory.mktemp("mooncake")) as address:
         fast = MooncakeShelf(MooncakeWeights(master=address))
+        caplog.clear()
         weights = WeightStore(weed, fast)
         command = [sys.executable, "-c", LENDER, address, at, str(version)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as lender:
