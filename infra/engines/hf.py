@@ -154,6 +154,10 @@ class HFEngine:
         self._ready = {key: made for key, made in self._ready.items() if key[0] != tenant}
         await asyncio.wrap_future(self._loop.call(lambda: self._loop.withdrawn(tenant)))
 
+    async def held(self) -> Collection[str]:
+        """See the protocol."""
+        return {*self._loop.versions, *(tenant for tenant, _ in self._ready)} - {BASE}
+
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises WeightMismatch, BaseFrozen."""
         staged = await self._weights(version, directory)

@@ -1,6 +1,6 @@
 """The HTTP face of one engine, for `remote.RemoteEngine`: every call of the protocol, by POST, under one key.
 
-    /generate /prefill /pause /resume /abort /prefetch /publish /withdraw /update /health /stats
+    /generate /prefill /pause /resume /abort /prefetch /publish /withdraw /held /update /health /stats
 
 Invariants
 - Nothing is answered without the key (compared in constant time), which is in the header alone.
@@ -66,6 +66,9 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
     async def withdraw(body: bytes) -> Any:
         await engine.withdraw_adapter(orjson.loads(body)["tenant"])
 
+    async def held(body: bytes) -> Any:
+        return {"tenants": sorted(await engine.held())}
+
     async def update(body: bytes) -> Any:
         tenant, number, directory = await version(body)
         if tenant != BASE:
@@ -82,7 +85,7 @@ def make_host(engine: Engine, key: str, fetch: Fetch) -> Starlette:
     async def stats(body: bytes) -> Any:
         return await engine.stats()
 
-    calls = (generate, pause, resume, abort, prefetch, publish, withdraw, update, health, stats)
+    calls = (generate, pause, resume, abort, prefetch, publish, withdraw, held, update, health, stats)
     return Starlette(routes=[_route(prefill, key, leave=True), *(_route(call, key) for call in calls)])
 
 

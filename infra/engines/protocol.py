@@ -79,6 +79,9 @@ class Engine(Protocol):
         """Serve this tenant no more: its requests in flight end with what they have, and its place is free. Idempotent;
         not for BASE."""
 
+    async def held(self) -> Collection[str]:
+        """Tenants, BASE aside, of whose policy it has anything: served, or only read."""
+
     async def update_weights(self, version: int, directory: Path) -> None:
         """Make a Hugging Face model directory the current policy of tenant BASE."""
 

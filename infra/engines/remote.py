@@ -82,6 +82,10 @@ class RemoteEngine:
         await self._post("/withdraw", orjson.dumps({"tenant": tenant}))
         self._versions.pop(tenant, None)
 
+    async def held(self) -> Collection[str]:
+        """See the protocol: what the engine says, also of what another proxy had it read."""
+        return (await self._post("/held", b"{}"))["tenants"]
+
     async def update_weights(self, version: int, directory: Path) -> None:
         await self._version("/update", "", version, directory)
         self._versions[""] = version

@@ -226,10 +226,7 @@ class VLLMEngine:
     async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
         """Verify the files and bring them near. Raises WeightMismatch, NoAdapterSlot, and BadRequest for weights that
         the server may not read."""
-        if tenant == BASE:
-            await self._served.prepare(directory)
-        else:
-            await self._served.stage(tenant, version, directory)
+        await (self._served.prepare(directory) if tenant == BASE else self._served.stage(tenant, version, directory))
 
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises as `prefetch`."""
@@ -245,6 +242,9 @@ class VLLMEngine:
         async with self._swap:
             await self._flights.abort(lambda flight: flight.tenant == tenant)
             self._served.withdraw(tenant)
+
+    async def held(self) -> Collection[str]:
+        return self._served.held()
 
     async def update_weights(self, version: int, directory: Path) -> None:
         """See the protocol; the served version again is a no-op. Raises as `prefetch`, and BaseFrozen."""

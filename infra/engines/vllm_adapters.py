@@ -106,6 +106,11 @@ class AdapterTable:
             before.retired = True
         return before
 
+    def held(self) -> set[str]:
+        """Tenants with a version that is current or staged."""
+        with self._lock:
+            return {*self.current, *(tenant for tenant, _ in self._staged)}
+
     def withdraw(self, tenant: str) -> Adapter | None:
         """The tenant is served no more; its adapter, now retired, if it had one."""
         for _, version in [key for key in self._staged if key[0] == tenant]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,6 +70,10 @@ class Served:
         """Current version by tenant."""
         base = {} if self._base_version is None else {BASE: self._base_version}
         return base | {tenant: adapter.version for tenant, adapter in self._adapters.current.items()}
+
+    def held(self) -> Collection[str]:
+        """Tenants of whose adapters there is anything."""
+        return self._adapters.held()
 
     def pin(self, tenant: str) -> tuple[str, int, Callable[[], None]]:
         """The server's name for the tenant's policy, its version, and what to call when the request has ended.

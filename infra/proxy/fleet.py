@@ -208,6 +208,9 @@ class Fleet:
                 member.lacks.discard(tenant)
             await self._everywhere(lambda engine: engine.withdraw_adapter(tenant), "withdraw")
 
+    async def held(self) -> Collection[str]:
+        return self._policies.served.keys() - {BASE}
+
     async def update_weights(self, version: int, directory: Path) -> None:
         await self._update(BASE, version, directory)
 

@@ -58,8 +58,6 @@ class Member:
     state: State = "joining"
     cause: str = ""
     """Why it is lost."""
-    read: set[str] = field(default_factory=set)
-    """Tenants whose policy it was to read before it joined."""
     lacks: set[str] = field(default_factory=set)
     """Tenants whose policy it could not be brought to."""
 

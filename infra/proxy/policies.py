@@ -8,7 +8,8 @@ Invariants
   its work.
 - What is amiss with one tenant's policy costs requests of that tenant alone. An engine that is gone, or slow with what
   it was to read, or that can serve nobody, does not join.
-- It holds nothing of a tenant that left while it joined.
+- Once it has joined it holds nothing of a tenant that is not served: of one that left while it joined, or before, when
+  another proxy had it serve that. What is not served yet, it reads again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ class Policies:
     async def ready(self, member: Member) -> None:
         """Have an engine read what is served. Raises what an engine does that is gone or late."""
         for tenant, (version, directory) in list(self.served.items()):
-            member.read.add(tenant)
             try:
                 async with asyncio.timeout(self._control_s):
                     await member.engine.prefetch(tenant, version, directory)
@@ -66,7 +66,7 @@ class Policies:
         if failures and len(failures) == len(self.served):
             raise next(iter(failures.values()))
         async with asyncio.timeout(self._control_s):
-            for tenant in member.read - self.served.keys():
+            for tenant in set(await member.engine.held()) - self.served.keys():
                 await member.engine.withdraw_adapter(tenant)
             await member.engine.resume()
         member.lacks = set(failures)

@@ -162,6 +162,9 @@ async def test_a_tenant_that_is_withdrawn_is_served_no_more_and_leaves_the_other
     adapters = [save_adapter(tmp_path / name, base, seed=seed) for seed, name in enumerate("ab")]
     for tenant, directory in zip("ab", adapters, strict=True):
         await engine.publish_adapter(tenant, 1, directory)
+    await engine.prefetch("c", 1, adapters[0])
+    assert {"a", "b", "c"} <= set(await engine.held()) and BASE not in await engine.held()
+    await engine.withdraw_adapter("c")
     seeded = Sampling(1.0, 20, (), seed=4)
     before = await engine.generate(prompt(20), seeded, "b", "before")
     since = await generated(engine)
@@ -170,6 +173,7 @@ async def test_a_tenant_that_is_withdrawn_is_served_no_more_and_leaves_the_other
     await engine.withdraw_adapter("a")
     await engine.withdraw_adapter("a")
     assert (await flying).finish_reason == "abort" and engine.versions().keys() & {"a", "b"} == {"b"}
+    assert set(await engine.held()) & {"a", "b", "c"} == {"b"}
     with pytest.raises(UnknownPolicy, match="'a' has no version"):
         await engine.generate(prompt(9), seeded, "a", "after")
     again = await engine.generate(prompt(20), seeded, "b", "again")

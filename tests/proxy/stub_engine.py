@@ -64,6 +64,9 @@ class StubEngine:
         self.serves.pop(tenant, None)
         self.read.discard(tenant)
 
+    async def held(self) -> Collection[str]:
+        return (self.serves.keys() | self.read) - {""}
+
     async def pause(self, mode: str = "keep") -> None:
         await self._begin("pause")
         self.paused = True

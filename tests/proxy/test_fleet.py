@@ -389,6 +389,24 @@ async def test_an_engine_that_a_dead_proxy_left_paused_goes_on_when_it_joins_ano
     assert all(left.engine._loop.counters["requests"] for left in here.hosts.values())
 
 
+async def test_an_engine_that_outlives_its_proxy_keeps_nothing_of_tenants_that_the_next_one_does_not_know(
+    scene, models, tmp_path
+):
+    first, second = scene("a"), scene()
+    second.hosts = first.hosts
+    adapters = {tenant: save_adapter(tmp_path / tenant, models[0], seed=n) for n, tenant in enumerate("stu")}
+    for here, version, tenants in ((first, 0, "st"), (second, 1, "tu")):
+        for tenant in tenants:
+            await here.fleet.publish_adapter(tenant, version, adapters[tenant])
+        await here.join("a")
+        assert here.hosts["a"].engine.versions() == dict.fromkeys(tenants, version)
+        if here is first:
+            await here.fleet.prefetch("only read", 0, adapters["s"])
+            assert set(await here.hosts["a"].remote().held()) == {"s", "t", "only read"}
+            await here.fleet.close()
+    assert set(await first.hosts["a"].engine.held()) == {"t", "u"}
+
+
 @pytest.mark.slow
 async def test_a_process_killed_in_mid_generation_costs_no_token_that_was_told(scene, models):
     here = scene()

@@ -134,6 +134,14 @@ async def test_a_joining_engine_holds_nothing_of_a_tenant_that_left_meanwhile(fl
     assert engine.read == set(TENANTS[1:]) and engine.serves == dict.fromkeys(TENANTS[1:], 1)
 
 
+async def test_an_engine_withdraws_what_another_proxy_had_it_serve_or_read(fleet):
+    engine = StubEngine()
+    engine.serves, engine.read = {"": 1, TENANTS[0]: 1, "gone": 3}, {"only read"}
+    member = await join(fleet, engine)
+    assert member.state == "serving" and engine.serves == {"": 1} | dict.fromkeys(TENANTS, 1)
+    assert engine.read == set(TENANTS)
+
+
 async def test_an_engine_keeps_what_it_read_of_every_tenant(models, tmp_path):
     engine = HFEngine(models[0], device="cpu", max_batch=4)
     adapter = save_adapter(tmp_path / "adapter", models[0], seed=5)
