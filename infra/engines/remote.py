@@ -3,7 +3,8 @@
 Invariants
 - A generation that is cut off raises EngineClosed with what was told of it until then (`partial`).
 - `close` ends every call at once, also to a host that hangs; the host itself is left as it is.
-- Every call has a deadline: `control_s`; generations have their caller's.
+- Every call has a deadline: `load_s` where the engine reads a policy, else `control_s`; generations have their
+  caller's.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from typing import Any, Literal
 import aiohttp
 import orjson
 
+from infra.engines import deadlines
+from infra.engines.deadlines import Deadline
 from infra.engines.errors import EngineClosed
 from infra.engines.host_wire import Call, named, take
 from infra.engines.protocol import Capabilities, Generation, Prefilled, Sampling
 from rl.errors import DeadlineExceeded
 
 CONNECT_S = 10.0
+LOAD_S = 600.0
 LINE_BYTES = 1 << 24
 
 
 class RemoteEngine:
     """Made on the event loop that uses it. `capabilities` are what the host says of its engine."""
 
-    def __init__(self, url: str, key: str, capabilities: Capabilities, control_s: float):
+    def __init__(self, url: str, key: str, capabilities: Capabilities, control_s: float, load_s: float = LOAD_S):
         self.url, self.capabilities = url.rstrip("/"), capabilities
-        self._control_s = control_s
+        self._control, self._load = deadlines.control(control_s), deadlines.load(load_s)
         self._versions: dict[str, int] = {}
         self._calls: set[asyncio.Timeout] = set()
         self._closed = False
@@ -72,7 +76,7 @@ class RemoteEngine:
         return Prefilled(*(await self._post("/prefill", body))["kv"])
 
     async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
-        await self._version("/prefetch", tenant, version, directory)
+        await self._version("/prefetch", tenant, version, directory, self._load)
 
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         await self._version("/publish", tenant, version, directory)
@@ -90,8 +94,11 @@ class RemoteEngine:
         await self._version("/update", "", version, directory)
         self._versions[""] = version
 
-    async def _version(self, path: str, tenant: str, version: int, directory: Path) -> None:
-        await self._post(path, orjson.dumps({"tenant": tenant, "version": version, "directory": str(directory)}))
+    async def _version(
+        self, path: str, tenant: str, version: int, directory: Path, within: Deadline | None = None
+    ) -> None:
+        body = {"tenant": tenant, "version": version, "directory": str(directory)}
+        await self._post(path, orjson.dumps(body), within)
 
     async def pause(self, mode: Literal["keep", "abort"] = "keep") -> None:
         await self._post("/pause", orjson.dumps({"mode": mode}))
@@ -123,15 +130,15 @@ class RemoteEngine:
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    async def _post(self, path: str, body: bytes) -> dict[str, Any]:
-        async with self._call(self._control_s), self._http.post(self.url + path, data=body) as reply:
+    async def _post(self, path: str, body: bytes, within: Deadline | None = None) -> dict[str, Any]:
+        async with self._call(within or self._control), self._http.post(self.url + path, data=body) as reply:
             raw = await reply.read()
             if reply.status != 200:
                 raise self._refusal(reply.status, raw)
             return orjson.loads(raw)
 
-    def _call(self, seconds: float | None) -> _Call:
-        return _Call(self, seconds)
+    def _call(self, within: Deadline | None) -> _Call:
+        return _Call(self, within)
 
     def _refusal(self, status: int, raw: bytes) -> Exception:
         try:
@@ -143,9 +150,9 @@ class RemoteEngine:
 class _Call:
     """One call: bounded, ended by `close`, and with a name for whatever cuts it."""
 
-    def __init__(self, engine: RemoteEngine, seconds: float | None):
-        self._engine, self._seconds = engine, seconds
-        self._scope = asyncio.timeout(seconds)
+    def __init__(self, engine: RemoteEngine, within: Deadline | None):
+        self._engine, self._within = engine, within
+        self._scope = asyncio.timeout(None if within is None else within.seconds)
 
     async def __aenter__(self) -> None:
         if self._engine._closed:
@@ -161,7 +168,7 @@ class _Call:
         except TimeoutError:
             if self._engine._closed:
                 raise EngineClosed(f"the engine at {url} is no longer in use") from error
-            raise DeadlineExceeded(f"the engine at {url} did not answer within {self._seconds:g} s") from error
+            raise DeadlineExceeded(f"the engine at {url} did not answer within {self._within}") from error
         if self._engine._closed and isinstance(error, RuntimeError):  # aiohttp's, of what was closed under a call
             raise EngineClosed(f"the engine at {url} is no longer in use") from error
         if isinstance(error, aiohttp.ClientError | ConnectionError | orjson.JSONDecodeError):

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from infra.engines import deadlines
 from infra.engines.errors import BadRequest, EngineClosed, UnknownPolicy
 from infra.engines.vllm_wire import told
 from rl.errors import DeadlineExceeded, GenerationFailure
@@ -46,15 +47,15 @@ class ServerCalls:
 
     async def call(self, method: str, path: str, body: bytes | None = None, within_s: float | None = None) -> bytes:
         """The answer's body. Raises EngineClosed, DeadlineExceeded, BadRequest, UnknownPolicy, GenerationFailure."""
-        seconds = within_s or self._control_s
+        within = deadlines.control(self._control_s) if within_s is None else f"{within_s:g} s"
         try:
             async with (
-                asyncio.timeout(seconds),
+                asyncio.timeout(within_s or self._control_s),
                 self._opened().request(method, self.url + path, data=body) as answer,
             ):
                 content = await answer.read()
         except TimeoutError as error:
-            raise DeadlineExceeded(f"vLLM at {self.url} did not answer {path} within {seconds:g} s") from error
+            raise DeadlineExceeded(f"vLLM at {self.url} did not answer {path} within {within}") from error
         except aiohttp.ClientError as error:
             raise self._gone(error) from error
         except RuntimeError as error:  # aiohttp's, of what was closed under a call

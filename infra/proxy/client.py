@@ -184,12 +184,19 @@ def _trusted() -> ssl.SSLContext:
 
 
 class ControlClient:
-    """Control of the engines, under one fence. Thread-safe. Each call has `deadline_s`. `key` is that of the role
-    `control`, where the proxy asks for one."""
+    """Control of the engines, under one fence. Thread-safe. Each call has `deadline_s`, `prefetch` has `load_s` where
+    that is given. `key` is that of the role `control`, where the proxy asks for one."""
 
-    def __init__(self, url: str, deadline_s: float, fence: int | None = None, key: str | None = None):
+    def __init__(
+        self,
+        url: str,
+        deadline_s: float,
+        fence: int | None = None,
+        key: str | None = None,
+        load_s: float | None = None,
+    ):
         self.url = url.rstrip("/")
-        self._deadline_s, self._fence = deadline_s, fence
+        self._deadline_s, self._fence, self._load_s = deadline_s, fence, load_s or deadline_s
         headers = JSON | _authorization(key)
         self._http = httpx.Client(base_url=self.url, headers=headers, verify=_trusted(), trust_env=False)
 
@@ -199,7 +206,7 @@ class ControlClient:
 
     def prefetch(self, version: int) -> None:
         """Read a version while generation goes on. Raises ControlRefused too."""
-        self._control("prefetch", version=version)
+        self._control("prefetch", self._load_s, version=version)
 
     def update(self, version: int, oldest_viable: int) -> None:
         """Serve a version; trajectories that started before `oldest_viable` end. Raises ControlRefused too."""
@@ -224,10 +231,10 @@ class ControlClient:
     def close(self) -> None:
         self._http.close()
 
-    def _control(self, call: str, **body: Any) -> None:
+    def _control(self, call: str, deadline_s: float | None = None, **body: Any) -> None:
         if self._fence is None:
             raise Fenced(f"{call}: a control call needs a fence, and this client has none")
-        self._call("POST", f"/control/{call}", {"fence": self._fence, **body}, self._deadline_s)
+        self._call("POST", f"/control/{call}", {"fence": self._fence, **body}, deadline_s or self._deadline_s)
 
     def _call(self, method: str, path: str, body: Any, deadline_s: float) -> dict[str, Any]:
         content = None if body is None else orjson.dumps(body)

@@ -20,8 +20,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from infra.engines import deadlines
+from infra.engines.deadlines import Deadline
 from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Capabilities, Engine, Generation, Sampling
+from infra.engines.remote import LOAD_S
 from infra.proxy.continuation import complete, extend, rest
 from infra.proxy.members import HEALTH_S, Member, Members
 from infra.proxy.policies import Policies, publish
@@ -33,16 +36,9 @@ from rl.waiting import Request
 LEASE_S = 15.0
 """An engine that has not reported for so long is lost."""
 COUNTERS = (
-    "requests",
-    "tokens_generated",
-    "tokens_prefilled",
-    "tokens_reused",
-    "preempted",
-    "swaps",
-    "running",
-    "waiting",
+    "requests", "tokens_generated", "tokens_prefilled", "tokens_reused", "preempted", "swaps", "running", "waiting",
     "busy_s",
-)
+)  # fmt: skip
 
 
 class Overloaded(GenerationFailure):
@@ -62,21 +58,22 @@ class Origin:
 
 
 class Fleet:
-    """Lives on one event loop. `control_s` bounds each control call to an engine."""
+    """Lives on one event loop. `load_s` bounds reading a policy on an engine, `control_s` each other control call."""
 
     capabilities = Capabilities(
         mixed_adapters=True, continues_across_update=True, deterministic=False, prefix_cache=True
     )
 
-    def __init__(self, router: Router, *, control_s: float, max_waiting: int, lease_s: float = LEASE_S):
+    def __init__(
+        self, router: Router, *, control_s: float, max_waiting: int, lease_s: float = LEASE_S, load_s: float = LOAD_S
+    ):
         self.router = router
-        self._control_s, self._max_waiting = control_s, max_waiting
-        self._policies = Policies(control_s)
+        self._control, self._load, self._max_waiting = deadlines.control(control_s), deadlines.load(load_s), max_waiting
+        policies = self._policies = Policies(self._control, self._load)
         self._paused = self._closed = False
         self._assigned: dict[str, asyncio.Future[Assignment]] = {}
         self._swap = asyncio.Lock()
-        ready, bring = self._policies.ready, self._policies.bring
-        self.members = Members(router, self._swap, ready, bring, self._dispatch, lease_s)
+        self.members = Members(router, self._swap, policies.ready, policies.bring, self._dispatch, lease_s)
         self.continued = 0
         """Times that a generation went on after its engine was lost."""
 
@@ -196,7 +193,7 @@ class Fleet:
         self._dispatch()
 
     async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
-        await self._everywhere(lambda engine: engine.prefetch(tenant, version, directory), "prefetch")
+        await self._everywhere(lambda engine: engine.prefetch(tenant, version, directory), "prefetch", self._load)
 
     async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
         await self._update(tenant, version, directory)
@@ -224,7 +221,7 @@ class Fleet:
                 member.lacks.discard(tenant)
                 self.router.serves(member.facts.name, revision, tenant)
 
-            await self._everywhere(lambda engine: publish(engine, tenant, version, directory), "update", done)
+            await self._everywhere(lambda engine: publish(engine, tenant, version, directory), "update", done=done)
             self._policies.served[tenant] = (version, directory)
             self.router.advance(revision)
         self._dispatch()
@@ -233,6 +230,7 @@ class Fleet:
         self,
         call: Callable[[Engine], Awaitable[None]],
         what: str,
+        within: Deadline | None = None,
         done: Callable[[Member], None] = lambda member: None,
     ) -> None:
         """The call on every engine that serves. One that fails is lost; if all refuse for the same reason, other than
@@ -242,7 +240,7 @@ class Fleet:
 
         async def one(member: Member) -> None:
             try:
-                async with asyncio.timeout(self._control_s):
+                async with (within or self._control).over(what):
                     await call(member.engine)
                 done(member)
             except Exception as error:

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from infra.engines.deadlines import Deadline
 from infra.engines.errors import EngineClosed
 from infra.engines.protocol import BASE, Engine
 from infra.proxy.members import Member
@@ -29,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class Policies:
-    """Lives on one event loop. `control_s` bounds what an engine may take for one policy."""
+    """Lives on one event loop. The deadlines are those of one policy on one engine."""
 
-    def __init__(self, control_s: float) -> None:
+    def __init__(self, control: Deadline, load: Deadline) -> None:
         self.served: dict[str, tuple[int, Path]] = {}
         """Version and its files by tenant."""
-        self._control_s = control_s
+        self._control, self._load = control, load
 
     def versions(self) -> dict[str, int]:
         return {tenant: version for tenant, (version, _) in self.served.items()}
@@ -43,7 +44,7 @@ class Policies:
         """Have an engine read what is served. Raises what an engine does that is gone or late."""
         for tenant, (version, directory) in list(self.served.items()):
             try:
-                async with asyncio.timeout(self._control_s):
+                async with self._load.over(f"reading {tenant!r}"):
                     await member.engine.prefetch(tenant, version, directory)
             except (EngineClosed, *LATE):
                 raise
@@ -56,7 +57,7 @@ class Policies:
         failures: dict[str, Exception] = {}
         for tenant, (version, directory) in self.served.items():
             try:
-                async with asyncio.timeout(self._control_s):
+                async with self._control.over(f"serving {tenant!r}"):
                     await publish(member.engine, tenant, version, directory)
             except (EngineClosed, *LATE):
                 raise
@@ -65,7 +66,7 @@ class Policies:
                 logger.warning("engine %s joins without %r: %s", member.facts.name, tenant, error)
         if failures and len(failures) == len(self.served):
             raise next(iter(failures.values()))
-        async with asyncio.timeout(self._control_s):
+        async with self._control.over("going on"):
             for tenant in set(await member.engine.held()) - self.served.keys():
                 await member.engine.withdraw_adapter(tenant)
             await member.engine.resume()
@@ -78,7 +79,7 @@ class Policies:
             return
         try:
             version, directory = self.served[tenant]
-            async with asyncio.timeout(self._control_s):
+            async with self._load.over(f"reading {tenant!r}"):
                 await member.engine.prefetch(tenant, version, directory)
             async with swap:
                 if tenant in member.lacks:
@@ -91,10 +92,10 @@ class Policies:
 
     async def _late_publish(self, member: Member, tenant: str) -> None:
         try:
-            async with asyncio.timeout(self._control_s):
+            async with self._control.over(f"serving {tenant!r}"):
                 await publish(member.engine, tenant, *self.served[tenant])
         except LATE as error:  # it may be done with it only after a later version, so this engine is of no use
-            raise EngineClosed(f"engine {member.facts.name} did not serve {tenant!r} in time") from error
+            raise EngineClosed(f"engine {member.facts.name} is late: {error}") from error
 
 
 async def publish(engine: Engine, tenant: str, version: int, directory: Path) -> None:

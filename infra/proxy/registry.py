@@ -19,11 +19,11 @@ from infra.proxy.fleet import Fleet
 from infra.proxy.http import answer, post, read
 from infra.proxy.members import Facts
 from infra.proxy.wire import ReportBody
+from rl.config.work import DeadlineSection
 
 
-def routes(engine: Engine, key: str, control_s: float) -> list[Route]:
-    """Of the proxy of this engine; `key` opens the hosts of the engines of a fleet, whose control calls get
-    `control_s`."""
+def routes(engine: Engine, key: str, deadlines: DeadlineSection) -> list[Route]:
+    """Of the proxy of this engine; `key` opens the hosts of the engines of a fleet."""
 
     async def report(request: Request) -> Response:
         body = await read(request, ReportBody)
@@ -31,7 +31,11 @@ def routes(engine: Engine, key: str, control_s: float) -> list[Route]:
             raise BadRequest("this proxy has an engine of its own; leave engine.instances away, or start it anew")
         facts = Facts(request.path_params["name"], body.incarnation, body.hardware, body.slots, body.capacity)
         capabilities = Capabilities(**body.capabilities)
-        state = engine.members.report(facts, lambda: RemoteEngine(body.url, key, capabilities, control_s))
+
+        def connect() -> RemoteEngine:
+            return RemoteEngine(body.url, key, capabilities, deadlines.control, deadlines.load)
+
+        state = engine.members.report(facts, connect)
         return answer({"state": state})
 
     return [post("/control/engines/{name}", report)]

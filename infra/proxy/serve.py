@@ -110,7 +110,8 @@ def fleet(config: RunConfig) -> Fleet:
     if isinstance(engine, VLLMEngineSection) and (section := engine.disaggregation) is not None:
         split = Split(HardwareClass(section.prefill), HardwareClass(section.decode), section.min_prompt)
     router = Router(config.generation, engine.routing.prefill_heavy, split)
-    return Fleet(router, control_s=config.deadlines.control, max_waiting=engine.routing.max_waiting)
+    deadlines, most = config.deadlines, engine.routing.max_waiting
+    return Fleet(router, control_s=deadlines.control, load_s=deadlines.load, max_waiting=most)
 
 
 def external_engines(config: RunConfig) -> tuple[ExternalEngine, ...]:
@@ -125,7 +126,7 @@ async def run_proxy(
     external engines need it. Raises EngineClosed when the engine dies."""
     app = make_app(proxy, keys, None if base is None else lambda: ChatCodec.from_directory(base))
     key = "" if keys is None else keys.control
-    app.routes.extend(registry.routes(proxy.engine, key, proxy.config.deadlines.control))
+    app.routes.extend(registry.routes(proxy.engine, key, proxy.config.deadlines))
     if isinstance(proxy.engine, Fleet):
         proxy.metrics.registry.register(FleetCollector(proxy.engine))
     looks = count(1)

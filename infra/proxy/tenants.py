@@ -167,7 +167,7 @@ class Tenants:
             return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         routes = [Route("/status", status), Route("/healthz", healthz), Route("/metrics", metrics)]
-        routes += registry.routes(self.engine, self._keys.control, self._service.deadlines.control)
+        routes += registry.routes(self.engine, self._keys.control, self._service.deadlines)
         return Starlette(routes=routes, middleware=[Middleware(Guard, self._keys, lambda token: False)])
 
     async def status(self) -> ServiceStatus:

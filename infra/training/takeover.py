@@ -87,7 +87,8 @@ class Takeover:
     ) -> Leader:
         """Who leads it from here on, with all that ends with `stack`."""
         config, deadlines = self.config, self.config.deadlines
-        control = ControlClient(proxy_url, deadline_s=deadlines.control, fence=self.fence, key=key)
+        seconds, load_s = deadlines.control, deadlines.load
+        control = ControlClient(proxy_url, deadline_s=seconds, fence=self.fence, key=key, load_s=load_s)
         stack.enter_context(closing(control))
         tracker = Tracker.start(config, "trainer")
         stack.callback(tracker.close, deadlines.control)

@@ -84,6 +84,8 @@ class DeadlineSection(Section):
     """Trainer: one version from the optimizer step to the engines, while the next one is made."""
     control: Seconds = 120
     """One suspend, update or resume of the engines."""
+    load: Seconds = 600
+    """Reading one version of a policy on its way to the engines and in each of them, while generation goes on."""
     warmstart: Seconds = 3600
     """The supervised warm start as a whole."""
     start: Seconds = 120

@@ -30,6 +30,7 @@ from infra.proxy.fleet import Fleet, Origin, Overloaded
 from infra.proxy.fleet_metrics import FleetCollector
 from infra.proxy.listen import Server, bind, listen
 from infra.proxy.members import Facts, Member
+from rl.errors import DeadlineExceeded
 from rl.placement import HardwareClass, Placement
 from rl.routing import Router
 from tests.engines.tiny_models import load, prompt, save_adapter, teacher_forced
@@ -170,6 +171,29 @@ async def test_an_engine_behind_its_host_is_the_engine(host, models, tmp_path):
     finally:
         await direct.close()
         await remote.close()
+
+
+async def test_an_engine_behind_its_host_has_more_time_to_read_than_to_obey(host, models, tmp_path, monkeypatch):
+    here = host()
+    adapter = save_adapter(tmp_path / "adapter", models[0], seed=5)
+    prefetch = here.engine.prefetch
+
+    async def slowly(tenant: str, version: int, directory: Path) -> None:
+        await asyncio.sleep(0.6)
+        await prefetch(tenant, version, directory)
+
+    monkeypatch.setattr(here.engine, "prefetch", slowly)
+    for control_s, load_s in ((0.3, 20.0), (20.0, 0.3)):
+        remote = RemoteEngine(here.url, KEY, here.engine.capabilities, control_s, load_s)
+        try:
+            if load_s < 1:
+                with pytest.raises(DeadlineExceeded, match=r"did not answer within 0\.3 s \(deadlines\.load\)"):
+                    await remote.prefetch("somebody", 4, adapter)
+            else:
+                await remote.prefetch("somebody", 3, adapter)
+                assert set(await remote.held()) == {"somebody"}
+        finally:
+            await remote.close()
 
 
 async def test_errors_keep_their_name_and_nothing_is_answered_without_the_key(host, tmp_path):

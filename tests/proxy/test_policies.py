@@ -122,6 +122,44 @@ async def test_many_tenants_have_each_the_time_of_one(fleet, pass_time):
     assert member.state == "serving" and engine.serves == dict.fromkeys(TENANTS, 1), member.cause
 
 
+@pytest.mark.parametrize(("load_s", "state"), [(20.0, "serving"), (0.05, "lost")])
+async def test_reading_has_a_deadline_of_its_own_that_is_named(tmp_path, load_s, state):
+    """When an engine joins, and when a version is read ahead."""
+    slow = asyncio.Event()
+
+    class Slow(StubEngine):
+        async def prefetch(self, tenant: str, version: int, directory: Path) -> None:
+            if slow.is_set():
+                await asyncio.sleep(0.4)
+
+    router = Router(Placement({}, HardwareClass.BANDWIDTH_GPU), 32.0)
+    fleet = Fleet(router, control_s=0.2, load_s=load_s, max_waiting=9)
+    try:
+        there = await join(fleet, Slow(), "there")
+        slow.set()
+        await fleet.prefetch("t", 1, tmp_path)
+        await fleet.publish_adapter("t", 1, tmp_path)
+        joined = await join(fleet, Slow(), "joined")
+        for member in (there, joined):
+            assert (member.state, "0.05 s (deadlines.load); raise that" in member.cause) == (state, state == "lost")
+    finally:
+        await fleet.close()
+
+
+async def test_an_engine_that_serves_too_slowly_is_lost_by_the_name_of_that_deadline(tmp_path):
+    class Slow(StubEngine):
+        async def publish_adapter(self, tenant: str, version: int, directory: Path) -> None:
+            await asyncio.sleep(20)
+
+    fleet = Fleet(Router(Placement({}, HardwareClass.BANDWIDTH_GPU), 32.0), control_s=0.1, max_waiting=9)
+    try:
+        member = await join(fleet, Slow())
+        await fleet.publish_adapter("t", 1, tmp_path)
+        assert member.state == "lost" and "0.1 s (deadlines.control); raise that" in member.cause
+    finally:
+        await fleet.close()
+
+
 async def test_a_joining_engine_holds_nothing_of_a_tenant_that_left_meanwhile(fleet):
     engine = StubEngine()
     async with fleet._swap:  # as by an update, for which both wait

@@ -6,6 +6,7 @@ import asyncio
 from asyncio import to_thread
 
 import aiohttp
+import httpx
 import numpy as np
 import orjson
 import pytest
@@ -394,3 +395,16 @@ async def test_a_run_that_trains_an_adapter(start, store, models, tmp_path):
         np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
     with pytest.raises(RequestRefused, match="unknown_policy"):
         await run.turn(tenant=BASE)
+
+
+def test_reading_ahead_has_the_time_to_read(monkeypatch):
+    client, given = ControlClient("http://127.0.0.1:9", 1.0, fence=1, load_s=5.0), {}
+
+    def request(method: str, path: str, content: bytes, timeout: float) -> httpx.Response:
+        given[path] = timeout
+        return httpx.Response(200, content=b"{}")
+
+    monkeypatch.setattr(client._http, "request", request)
+    client.prefetch(1)
+    client.update(1, oldest_viable=0)
+    assert given == {"/control/prefetch": 5.0, "/control/update": 1.0}
