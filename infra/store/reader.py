@@ -26,7 +26,7 @@ from infra.store.objects import ObjectStore
 from rl import records
 from rl.errors import DeadlineExceeded, LogCorrupt, LogTooNew
 from rl.ledger import Ledger
-from rl.records import Record, Step
+from rl.records import Record, Rollback, Step
 
 POLL_S = (0.05, 1.0)
 """First and longest pause between two looks for the next record."""
@@ -81,13 +81,16 @@ class LogReader:
     def steps_after(self, version: int) -> list[Step]:
         """The step records of the live line after `version` up to the head, in order: what a trainer that
         restored `version` replays. Reads backwards from the newest record."""
-        line = set(self.ledger.line)
+        # below are the versions that no later rollback took off the line, of which the ledger keeps but the end
+        live = self.ledger.next_version
         steps: list[Step] = []
         for lsn in range(self.ledger.lsn, 0, -1):
             record = self._there(lsn)
-            if isinstance(record, Step) and record.version == version:
+            if isinstance(record, Rollback):
+                live = min(live, record.to + 1)
+            elif isinstance(record, Step) and record.version == version:
                 return steps[::-1]
-            if isinstance(record, Step) and record.version > version and record.version in line:
+            elif isinstance(record, Step) and version < record.version < live:
                 steps.append(record)
         raise LogCorrupt(f"version {version} is in no step record")
 

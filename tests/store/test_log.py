@@ -12,6 +12,7 @@ from infra.store.errors import Overtaken, StoreUnavailable
 from infra.store.log import SNAPSHOT_EVERY, CommitLog
 from infra.store.objects import ObjectStore
 from rl.errors import DeadlineExceeded, Fenced, LogCorrupt, ProtocolViolation
+from rl.ledger import LINE
 from rl.records import Drop, Fence, Outcome, Reason, Step
 from rl.trajectory import Uid
 from tests.store.conftest import Tap
@@ -314,6 +315,22 @@ def test_replay_sees_the_live_steps_after_a_version(store: ObjectStore, prefix: 
     ]
     with pytest.raises(LogCorrupt, match="version 9"):
         follower.steps_after(9)
+
+
+def test_replay_sees_every_live_step_however_long_ago_the_version_was(
+    store: ObjectStore, prefix: str, trainer: CommitLog
+) -> None:
+    """Also those that the ledger's line no longer has."""
+    for _ in range(LINE + 6):
+        commit(trainer)
+    trainer.append_rollback(LINE + 2)
+    commit(trainer)
+    trainer.append_rollback(LINE + 1)
+    commit(trainer)
+    live = [*range(1, LINE + 2), LINE + 8]
+    follower = reader(store, prefix)
+    assert [s.version for s in follower.steps_after(0)] == live
+    assert follower.ledger.line == live[-LINE:]
 
 
 def test_a_rollback_is_folded_by_all(store: ObjectStore, prefix: str, trainer: CommitLog) -> None:
