@@ -22,7 +22,7 @@ from rl.records import Drop, Fence, GcFloor, Mark, Outcome, Record, Retain, Roll
 from rl.trajectory import Uid
 
 LINE = 64
-"""How many versions of the live line are kept; alpha must stay well below."""
+"""How many versions of the live line are kept; alpha must stay well below. Full states may be further apart."""
 
 
 class Ledger:
@@ -213,7 +213,10 @@ class Ledger:
         was logged since, and those samples may be alpha older than it."""
         if self.newest_full not in self.line:
             return self.gc_floor
-        return self.line[max(0, self.line.index(self.newest_full) - (self.alpha or 0))]
+        oldest = self.line.index(self.newest_full) - (self.alpha or 0)
+        if oldest < 0 and len(self.line) == LINE:  # it is older than the kept line
+            return self.gc_floor
+        return self.line[max(0, oldest)]
 
     @property
     def _window(self) -> list[int]:

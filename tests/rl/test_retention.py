@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.errors import LogCorrupt
-from rl.ledger import Ledger
+from rl.ledger import LINE, Ledger
 from rl.records import GcFloor, Mark, Record, Retain, Rollback, StateRef
 from rl.retention import Retention, Why, loadable
 from rl.rollback import rolled_back
@@ -102,6 +103,20 @@ def test_a_plain_run() -> None:
 def test_a_run_longer_than_the_line_is_kept_by_count() -> None:
     _, ledger = history(150)
     assert Retention(100).floor(ledger, dict.fromkeys(range(151), 0.0)) == 51
+
+
+@pytest.mark.parametrize("every", [10, LINE - 4, LINE, 100])
+@pytest.mark.parametrize("alpha", [0, 1, 16])
+def test_the_floor_is_below_what_a_replay_trains_however_far_apart_the_checkpoints(every: int, alpha: int) -> None:
+    """Also where the ledger's line no longer has it."""
+    ledger = Ledger()
+    ledger.apply(step(1, 0, None))
+    for v in range(1, 3 * every):
+        ledger.apply(step(v + 1, v, v - 1, full=v % every == 0).model_copy(update={"alpha": alpha}))
+        oldest = max(0, v - v % every - alpha)
+        assert Retention(1).floor(ledger, {v: 0.0}) <= oldest, f"at version {v}"
+        ledger.gc_floor = Retention(1).floor(ledger, {v: 0.0})
+    assert ledger.gc_floor >= every - alpha, "it rises where that is known"
 
 
 def test_sparse_checkpoints_hold_the_floor() -> None:
