@@ -10,8 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from envs.registry import make_environment
 from infra.models.sources import check_source
 from infra.proxy.secret import key_of_servers
@@ -19,7 +17,7 @@ from rewards.registry import check_rewards
 from rl.advantages.registry import advantage_function
 from rl.config.base import Section
 from rl.config.engine import VLLMEngineSection
-from rl.config.load import parse_as
+from rl.config.load import from_yaml, parse_as
 from rl.config.run import RunConfig
 from rl.errors import ConfigError
 
@@ -48,13 +46,17 @@ def read_section(kind: type[S], source: str, overrides: Mapping[str, Any], folde
     """The same for any root, whose presets are in `folder`; None has none."""
     path, presets = Path(source), [] if folder is None else preset_names(folder)
     if folder is not None and source in presets:
-        text, name = (PRESETS / folder / f"{source}.yaml").read_text(), f"preset {source}"
-    elif path.is_file():
-        text, name = path.read_text(), str(path)
-    else:
+        return parse_as(kind, (PRESETS / folder / f"{source}.yaml").read_text(), f"preset {source}", overrides)
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source!r} is no text in UTF-8 ({error}); save it as such") from error
+    except OSError as error:
+        raise ConfigError(f"{source!r} can not be read: {error.strerror}; name a file that can") from error
+    if text is None:
         known = f"neither a file nor a preset; the presets are {', '.join(presets)}" if presets else "no file"
         raise ConfigError(f"{source!r} is {known}")
-    return parse_as(kind, text, name, overrides)
+    return parse_as(kind, text, str(path), overrides)
 
 
 def cross_check(config: RunConfig) -> None:
@@ -74,4 +76,4 @@ def override(text: str) -> tuple[str, Any]:
     field, separator, value = text.partition("=")
     if not separator or not field:
         raise ConfigError(f"--set {text!r} is not of the form field.path=value")
-    return field, yaml.safe_load(value)
+    return field, from_yaml(value, f"--set {text!r}")

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 from prefect.automations import Automation, EventTrigger, Posture, ResourceSpecification
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
@@ -33,6 +32,7 @@ from prefect.workers.process import ProcessWorker
 
 from flows.flow_runs import GONE
 from infra.services.processes import mark_of
+from rl.config.load import from_yaml
 from rl.errors import ConfigError, RollmillError
 
 POOL = "rollmill"
@@ -51,7 +51,7 @@ def description() -> Path:
     """`prefect.yaml` of the current directory if it has deployments of ours, else the one that is installed."""
     own = Path("prefect.yaml")
     if own.is_file():
-        tree = yaml.safe_load(own.read_text()) or {}
+        tree = from_yaml(own.read_text(), str(own)) or {}
         if any(str(d.get("entrypoint", "")).startswith("flows.") for d in tree.get("deployments") or ()):
             return own.absolute()
     return Path(str(files("flows") / "prefect.yaml"))

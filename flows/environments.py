@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.markup import escape
 from rich.table import Table
 
@@ -110,7 +109,8 @@ def check(
 
 
 def _section(spec: str, options: list[str]) -> DomainSection:
-    """A domain of that environment. Raises ConfigError for an option that has no value."""
+    """A domain of that environment. Raises ConfigError for an option that has no value, or none that JSON knows."""
+    from rl.config.load import from_yaml, validate_as
     from rl.config.work import DomainSection
 
     chosen = {}
@@ -118,8 +118,9 @@ def _section(spec: str, options: list[str]) -> DomainSection:
         name, separator, value = text.partition("=")
         if not separator:
             raise ConfigError(f"--set {text!r} is not of the form option=value")
-        chosen[name] = yaml.safe_load(value)
-    return DomainSection(name="chosen", environment=spec, environment_options=chosen)
+        chosen[name] = from_yaml(value, f"--set {text!r}")
+    tree = {"name": "chosen", "environment": spec, "environment_options": chosen}
+    return validate_as(DomainSection, tree, "--set")
 
 
 def _split(name: str) -> str:

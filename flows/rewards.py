@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.table import Table
 
 from flows.command import console, one_line_errors
@@ -110,7 +109,7 @@ def invoke(
     mark = _mark(reward)
     problem, transcript = Problem(0, "by-hand", 0, 0), [Message("assistant", said)]
     view = TrajectoryView(problem, transcript, Status.TERMINATED, 1, 0, 0.0, _mapping("--info", info))
-    given = {key: yaml.safe_load(value) for key, _, value in (option.partition("=") for option in options)}
+    given = {key: _value("--option", value) for key, _, value in (option.partition("=") for option in options)}
     event = {"reward": reward, "options": given, "views": [view.as_json()]}
     with _functions(reward, prefix, region, local) as functions:
         answer = functions.invoke(mark.function, event, DEADLINE_S, log=True)
@@ -184,7 +183,19 @@ def _marked() -> list[str]:
 
 
 def _mapping(option: str, text: str) -> dict[str, Any]:
-    found = yaml.safe_load(text)
+    found = _value(option, text)
     if not isinstance(found, dict):
         raise ConfigError(f"{option} {text!r} is not a mapping such as {{answer: 42}}")
+    return found
+
+
+def _value(option: str, text: str) -> Any:
+    """What a user wrote in YAML. Raises ConfigError for what is none, or none that JSON knows."""
+    from rl.config.load import from_yaml
+
+    found = from_yaml(text, f"{option} {text!r}")
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{option} {text!r}: {error}; put it in quotes") from error
     return found

@@ -33,10 +33,7 @@ def parse(text: str, source: str, overrides: Mapping[str, Any] | None = None) ->
 
 def parse_as(kind: type[S], text: str, source: str, overrides: Mapping[str, Any] | None = None) -> S:
     """The same for any root."""
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
+    tree = from_yaml(text, source)
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: a configuration is a mapping of fields, found {type(tree).__name__}")
     if FIELD in tree:  # a stored one, taken as a file
@@ -44,6 +41,14 @@ def parse_as(kind: type[S], text: str, source: str, overrides: Mapping[str, Any]
     for path, value in (overrides or {}).items():
         _set(tree, path, value, source)
     return validate_as(kind, tree, source)
+
+
+def from_yaml(text: str, source: str) -> Any:
+    """The value that a text is. Raises ConfigError."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that there is not
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from error
 
 
 def validate(tree: Mapping[str, Any], source: str) -> RunConfig:

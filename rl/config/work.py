@@ -181,7 +181,7 @@ class StalenessSection(Section):
         mode, alpha = given.get("mode"), given.get("alpha")
         if mode is None and isinstance(alpha, int):
             return given | {"mode": default_mode(alpha)}
-        if alpha is None and mode in MODES:
+        if alpha is None and isinstance(mode, str) and mode in MODES:
             return given | {"alpha": MODES[mode].alphas[0]}
         return given
 

@@ -44,6 +44,8 @@ def test_the_dry_run_does_not_import_torch():
         ("pools.cpu=2", ["pools.cpu", "group_size"]),
         ("rollout.max_new_tokens=9999", ["max_new_tokens", "max_tokens"]),
         ("no-equals-sign", ["--set", "field.path=value"]),
+        ("name=[1", ["--set", "name=[1", "not YAML"]),
+        ("name=2024-13-45", ["--set", "name=2024-13-45", "month must be"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_field_value_and_mend(override, words):
@@ -59,6 +61,18 @@ def test_an_unknown_configuration_names_the_presets():
     result = run("train", "no-such-file.yaml", "--dry-run")
     assert result.exit_code == 2
     assert "calculator" in result.output
+
+
+@pytest.mark.parametrize(
+    "content, words", [(b"name: caf\xe9\n", "UTF-8"), (None, "File name too long")], ids=["no text", "no file name"]
+)
+def test_a_file_that_can_not_be_read_is_one_line(tmp_path, content, words):
+    path = tmp_path / ("run.yaml" if content is not None else "x" * 300)
+    if content is not None:
+        path.write_bytes(content)
+    result = run("train", str(path), "--dry-run")
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
+    assert words in result.output and len(result.output.strip().splitlines()) == 1
 
 
 def test_an_s3_endpoint_that_does_not_answer_is_one_clear_error(tmp_path):

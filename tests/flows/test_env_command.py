@@ -93,6 +93,8 @@ def test_a_check_says_what_holds_and_what_does_not() -> None:
         (["check", "calculater"], ["calculater", "did you mean 'calculator'"]),
         (["play", "calculator", "--set", "sise=3"], ["sise", "unknown option"]),
         (["play", "calculator", "--set", "largest"], ["--set 'largest'", "option=value"]),
+        (["play", "calculator", "--set", "largest=[1"], ["--set 'largest=[1'", "not YAML"]),
+        (["play", "calculator", "--set", "largest=2024-01-01"], ["--set: environment_options", "JSON"]),
         (["play", "calculator", "--split", "test"], ["--split 'test'", "heldout"]),
         (["play", "tests.envs.test_check:WrongOpening"], ["reset gave", "no list of Messages"]),
         (["check", "agent"], ["'agent' is an agent", "train or evaluate"]),

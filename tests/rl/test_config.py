@@ -50,6 +50,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"training": {"steps": "many"}}, "training.steps", "'many'", "a valid integer"),
     ({"training": {"learning_rate": 0}}, "training.learning_rate", "0", "greater than 0"),
     ({"training": {"loss": "ppo"}}, "training.loss", "'ppo'", "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'cispo'"),
+    ({"staleness": {"mode": ["sync"]}}, "staleness.mode", "['sync']", "'rollart'"),
     ({"staleness": {"alpha": 99}}, "staleness.alpha", "99", "less than or equal to 16"),
     ({"name": "Bad Name"}, "name", "'Bad Name'", "pattern"),
     ({"pools": {"type": "mesos"}}, "pools.type", "'mesos'", "'local', 'scheduler'"),
@@ -113,8 +114,10 @@ def test_independent_mistakes_are_all_told_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("", "NoneType"), ("- a", "list"), ("a: [1", "not YAML"), ("a: b: c", "not YAML"), ("3: 4\nname: a", "strings")],
-)
+    [("", "NoneType"), ("- a", "list"), ("a: [1", "not YAML"), ("a: b: c", "not YAML"), ("3: 4\nname: a", "strings"),
+     ("name: 2024-13-45", "not YAML: month must be"), ("seed: !!int many", "not YAML: invalid"),
+     ("name: " + "[" * 3000, "not YAML: maximum recursion")],
+)  # fmt: skip
 def test_text_that_is_no_configuration_is_one_error(text: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part) as caught:
         parse(text, "run.yaml")

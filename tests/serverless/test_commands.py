@@ -72,6 +72,9 @@ def test_mistakes_are_one_line() -> None:
     assert "'outcome' is no function" in refused("invoke", "outcome", "--said", "x")
     assert "nothing is named 'maths'; did you mean 'math'?" in refused("logs", "maths")
     assert "was never started here" in refused("logs", "math", "--local")
+    assert "not YAML" in refused("invoke", "math", "--said", "x", "--info", "{a: [", "--local")
+    assert "--info '{a: 2024-01-01}': " in refused("invoke", "math", "--said", "x", "--info", "{a: 2024-01-01}")
+    assert "not YAML" in refused("invoke", "math", "--said", "x", "--option", "tag=[", "--local")
     assert "--info 'x' is not a mapping" in refused("invoke", "math", "--said", "x", "--info", "x", "--local")
 
 
