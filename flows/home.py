@@ -35,4 +35,9 @@ class Home:
 
     def run(self, config: RunConfig) -> Path:
         """Logs, resolved configuration, plots and report of one run."""
-        return self.root / "runs" / f"{config.tenant}-{config.name}"
+        return self.of(config.tenant, config.name)
+
+    def of(self, tenant: str, name: str) -> Path:
+        """The same, by the names. With a dash between them, tenant `a` with run `b-c` and tenant `a-b` with run `c`
+        would have one directory; neither name has a dot."""
+        return self.root / "runs" / f"{tenant}.{name}"

@@ -132,7 +132,7 @@ def logs(
     from flows.home import Home
 
     tenant, name = _prefix(run).rstrip("/").split("/")
-    directory = Home.default().root / "runs" / f"{tenant}-{name}"
+    directory = Home.default().of(tenant, name)
     found = sorted(p for p in directory.rglob("logs/*.log") if part is None or p.stem == part)
     if not found:
         there = ", ".join(sorted({p.stem for p in directory.rglob("logs/*.log")})) or "none"

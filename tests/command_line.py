@@ -62,7 +62,7 @@ class Rollmill:
         return ["train", "frozen_lake", *chosen, *(["--resume"] if resume else [])]
 
     def run_dir(self, name: str) -> Path:
-        return self.home / "runs" / f"default-{name}"
+        return self.home / "runs" / f"default.{name}"
 
     def config(self, name: str) -> RunConfig:
         newest = max(self.run_dir(name).glob("config-*.json"), key=lambda path: path.stat().st_mtime_ns)

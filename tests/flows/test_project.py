@@ -77,7 +77,7 @@ def test_a_newcomer_gets_from_nothing_to_a_learning_curve(rollmill: Rollmill, tm
         "-m", "pip", "--python", str(fresh), "install", "-q", "--no-build-isolation", "--no-deps", "-e", "."
     )
     run("-m", "flows.cli", "train", "config.yaml", timeout=900)
-    report = json.loads((tmp_path / "home" / "runs" / "default-newcomer" / "report.json").read_text())
+    report = json.loads((tmp_path / "home" / "runs" / "default.newcomer" / "report.json").read_text())
     figures = {f["name"]: f["value"] for f in report["figures"]}
     assert figures["heldout_reward_after"] >= figures["heldout_reward_before"] + 0.15, figures
     assert figures["wall_s"] < 900

@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from flows.configure import load_config
+from flows.home import Home
 from infra.store.objects import ObjectStore
 from rl.config.infrastructure import StoreSection
 from rl.config.load import dumps
@@ -90,13 +91,22 @@ def test_compare_tells_figures_and_differing_fields_and_draws_the_curves(store: 
 
 
 def test_logs_show_the_parts_of_a_run(store: ObjectStore, tmp_path: Path) -> None:
-    directory = tmp_path / "home" / "runs" / "default-mine" / "logs"
+    directory = tmp_path / "home" / "runs" / "default.mine" / "logs"
     directory.mkdir(parents=True)
     (directory / "trainer.log").write_text("\n".join(f"line {at}" for at in range(100)))
     (directory / "rollout.log").write_text("rolled out")
     said = good("logs", "mine", "--lines", "2")
     assert "line 99" in said and "line 97" not in said and "rolled out" in said
     assert "rolled out" not in good("logs", "mine", "--part", "trainer")
+
+
+def test_no_two_runs_share_a_directory_on_a_machine(store: ObjectStore, tmp_path: Path) -> None:
+    for tenant, name in (("a", "b-c"), ("a-b", "c"), ("a-b-c", "d"), ("a-b", "c-d")):
+        config = load_config("frozen_lake", [f"tenant={tenant}", f"name={name}"])
+        directory = Home(tmp_path / "home").run(config) / "logs"
+        directory.mkdir(parents=True)
+        (directory / "trainer.log").write_text(f"the trainer of {tenant}/{name}")
+    assert "the trainer of a/b-c" in good("logs", "a/b-c") and "the trainer of a-b/c" in good("logs", "a-b/c")
 
 
 @pytest.mark.parametrize(
