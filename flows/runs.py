@@ -6,6 +6,7 @@ told of a run on any machine, with or without Prefect.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.command import console, one_line_errors, services
+from rl.config.base import NAME
 from rl.errors import ConfigError, DeadlineExceeded, LogTooNew
 
 if TYPE_CHECKING:
@@ -97,11 +99,12 @@ def ls(
 @one_line_errors
 def status(run: RunArgument, bucket: BucketOption = "rollmill") -> None:
     """How a run does: its newest steps, its evaluations, its alerts, what it was dropped for."""
+    prefix = _prefix(run)
     with _store(bucket) as store:
         from flows.evaluations import load_all
         from infra.tracking.plots import versions_table
 
-        seen = _seen(store, _prefix(run))
+        seen = _seen(store, prefix)
         lines = [
             f"{seen.name}: version {seen.head} of {seen.config.training.steps}, {seen.config.staleness.mode} with "
             f"alpha {seen.config.staleness.alpha}, {len(seen.config.domains)} domains",
@@ -156,6 +159,7 @@ def stop(
     wait: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = STOP_S,
 ) -> None:
     """End the flow run that holds a run, as "Cancel" in Prefect's UI does. `rollmill train --resume` goes on."""
+    tag = f"run:{_prefix(run).rstrip('/').replace('/', '.')}"
     with services(("prefect",)):
         from prefect.client.orchestration import get_client
         from prefect.client.schemas.objects import TERMINAL_STATES
@@ -163,7 +167,6 @@ def stop(
 
         from flows.flow_runs import LEASE, crash_the_gone, flow_runs
 
-        tag = f"run:{_prefix(run).rstrip('/').replace('/', '.')}"
         with get_client(sync_client=True) as client:
             crash_the_gone(client, tag)
             found = [r for r in flow_runs(client, tag) if LEASE in r.labels]
@@ -192,10 +195,13 @@ def compare(
     """Runs side by side: figures, in which fields their configurations differ, and their reward curves."""
     if len(runs) < 2:
         raise ConfigError(f"RUNS is {runs[0]!r} alone; name two or more")
+    prefixes = [_prefix(run) for run in runs]
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot {str(plot)!r}: there is no directory {str(plot.parent)!r}; make it, or name another")
     with _store(bucket) as store:
         from flows.comparison import comparison, plot_rewards
 
-        seen = [_seen(store, _prefix(run)) for run in runs]
+        seen = [_seen(store, prefix) for prefix in prefixes]
         console.print(comparison(seen, store), highlight=False, soft_wrap=True, markup=False)
         if plot is not None:
             plot_rewards({run.name: run.steps for run in seen}, plot)
@@ -221,8 +227,13 @@ def _seen(store: ObjectStore, prefix: str) -> Seen:
 
 
 def _prefix(run: str) -> str:
-    tenant, _, name = run.rpartition("/")
-    return f"{tenant or 'default'}/{name}/"
+    """Its key prefix. Raises ConfigError for what can be the name of none."""
+    tenant, separator, name = run.partition("/")
+    if not separator:
+        tenant, name = "default", run
+    if not (re.fullmatch(NAME, tenant) and re.fullmatch(NAME, name)):
+        raise ConfigError(f"RUN {run!r} is no name of a run; give `name` or `tenant/name`, as `rollmill runs ls` does")
+    return f"{tenant}/{name}/"
 
 
 def _tag(config: RunConfig) -> str:

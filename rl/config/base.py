@@ -11,4 +11,5 @@ class Section(BaseModel):
 
 
 Seconds = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME)]

@@ -114,6 +114,12 @@ def test_no_two_runs_share_a_directory_on_a_machine(store: ObjectStore, tmp_path
     [
         (["status", "nobody", "--bucket", "runs-command"], "default/nobody"),
         (["logs", "nobody"], "nobody"),
+        (["logs", "a/b/c"], "'a/b/c' is no name of a run"),
+        (["logs", "../home"], "'../home' is no name of a run"),
+        (["status", "Mine", "--bucket", "runs-command"], "'Mine' is no name of a run"),
+        (["compare", "one", "a/b/c", "--bucket", "runs-command"], "'a/b/c' is no name of a run"),
+        (["compare", "one", "two", "--plot", "nowhere/x.png", "--bucket", "runs-command"], "directory 'nowhere'"),
+        (["stop", "default/"], "'default/' is no name of a run"),
         (["compare", "one", "--bucket", "runs-command"], "two or more"),
     ],
 )
