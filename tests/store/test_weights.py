@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -309,12 +310,13 @@ def test_a_version_without_room_is_told_and_leaves_the_others(
 
 
 LISTENER = """
+import json
 import sys
 import psutil
 from infra.store.mooncake import MooncakeShelf
 from rl.config.infrastructure import MooncakeWeights
 shelf = MooncakeShelf(MooncakeWeights(master=sys.argv[1]))
-print({c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN})
+print(json.dumps([c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]))
 shelf.close()
 """
 
@@ -325,7 +327,7 @@ def test_that_the_library_listens_everywhere_is_told_and_still_true(master: str)
     environment = os.environ | {"MC_TCP_BIND_ADDRESS": "127.0.0.1"}
     command = [sys.executable, "-c", LISTENER, master]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert master.startswith("127.0.0.1:") and set(eval(done.stdout)) & {"0.0.0.0", "::"}
+    assert master.startswith("127.0.0.1:") and set(json.loads(done.stdout)) & {"0.0.0.0", "::"}
     assert "listens on every interface of its machine, without authentication" in done.stderr
 
 
