@@ -4,6 +4,7 @@ Invariants
 - A job runs only once its configuration is written to its own prefix, where whatever works on a run finds it; one that
   the service can not do, or whose prefix is another run's, fails by name and hurts nobody.
 - Garbage is collected for every job beside its training, by the retention policy of the service.
+- At its end it waits for a report or a deletion under way no longer than END_S in all; the next start makes up for it.
 - Of a deleted job the log stays, so that its name is never used for another one; everything else goes.
 """
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from time import monotonic, time
 
 from rich.console import Console
 
+from flows.beside import Beside
 from flows.job_reports import JobReports
 from flows.learn import collector
 from flows.prepare import claim
@@ -37,6 +39,8 @@ GARBAGE_S = 5.0
 QUIET_S = 5.0
 """Rollout, trainer and workers may write for a moment after a job has ended; it is erased when for so long nothing
 was."""
+END_S = 10.0
+"""For what is under way when the service ends."""
 NOTE_S = 2.0
 """Between two notes of what the engines did."""
 
@@ -53,7 +57,7 @@ class Desk:
         self._collected = self._noted = 0.0
         self._since: tuple[float, float] | None = None
         self._reports = JobReports(service, store, console)
-        self._eraser = ThreadPoolExecutor(1, thread_name_prefix="erase")
+        self._eraser = Beside("erase")
         self._erasing: dict[str, Future[int]] = {}
         self._quiet: dict[str, float] = {}
         """When to look again whether anything was written since the last time."""
@@ -79,8 +83,10 @@ class Desk:
 
     def close(self) -> None:
         self._tell()
-        self._reports.close()
-        self._eraser.shutdown()
+        end = monotonic() + END_S
+        self._reports.close(END_S)
+        if not self._eraser.close(max(0.0, end - monotonic())):
+            self._console.print("a deletion is not done; it goes on at the next start", highlight=False)
 
     def _config(self, entry: Entry) -> RunConfig:
         """The job as a run. Raises ConfigError."""
@@ -151,7 +157,7 @@ class Desk:
             return
         if running is None:
             if monotonic() >= self._quiet.get(id, 0.0):
-                self._erasing[id] = self._eraser.submit(self._delete, f"{id}/")
+                self._erasing[id] = self._eraser.submit(partial(self._delete, f"{id}/"))
         elif running.done():
             del self._erasing[id]
             if (error := running.exception()) is None:

@@ -4,17 +4,20 @@
 
     {tenant}/{job}/report/reward.png, timeline.png, timeline.html, report.json      for the tenant's own keys
 
-Invariants: one at a time, on a thread of its own, so that it holds nobody up; `report.json` is written last, and what
-has it is not made again when the service is started again; a report that can not be made costs itself.
+Invariants: one at a time, on a thread of its own, so that it holds nobody up, nor the end of the service;
+`report.json` is written last, and what has it is not made again when the service is started again; a report that can
+not be made costs itself.
 """
 
 from __future__ import annotations
 
 import contextvars
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 
 from rich.console import Console
 
+from flows.beside import Beside
 from flows.home import Home
 from flows.publication import publish
 from flows.report import write_report
@@ -32,7 +35,7 @@ class JobReports:
 
     def __init__(self, service: ServiceConfig, store: ObjectStore, console: Console):
         self._service, self._store, self._console = service, store, console
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="reports")
+        self._maker = Beside("reports")
         self._making: list[tuple[str, Future[None]]] = []
 
     @property
@@ -48,12 +51,13 @@ class JobReports:
         """A job came to this state; `known`: from another one, as seen from here. Returns at once."""
         if entry.state in OVER and self._service.tracking.enabled:
             context = contextvars.copy_context()  # which flow run this is
-            made = self._maker.submit(context.run, self._make, entry, known)
+            made = self._maker.submit(partial(context.run, self._make, entry, known))
             self._making.append((entry.job.id, made))
 
-    def close(self) -> None:
-        """What was not begun is made when the service is started again."""
-        self._maker.shutdown(cancel_futures=True)
+    def close(self, within_s: float) -> None:
+        """What was not begun, or is not done by then, is made when the service is started again."""
+        if not self._maker.close(within_s):
+            self._console.print("a report is not done; it is made at the next start", highlight=False)
 
     def _left(self) -> set[str]:
         """The jobs whose reports are not made yet."""

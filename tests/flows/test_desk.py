@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.console import Console
 from flows import desk as desks
 from flows.deployed_tenants import _ended
 from flows.desk import Desk
+from flows.job_reports import JobReports
 from flows.tenant_service import Tenants, load_service
 from flows.tenants import _check_places
 from infra.proxy.wire import ServiceStatus, TenantStatus
@@ -61,6 +64,38 @@ def test_a_running_job_that_fits_the_service_no_more_ends_alone(
     states = {entry.job.tenant: (entry.state, entry.failure) for entry in book.sync().entries.values()}
     assert states["ann"] == (State.RUNNING, None)
     assert states["bob"][0] is State.FAILED and "largest_rank" in (states["bob"][1] or "")
+
+
+def test_the_end_waits_for_no_report_and_no_deletion_that_hangs(
+    service: ServiceConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(desks, "END_S", 0.5)
+    service = service.model_copy(update={"tracking": service.tracking.model_copy(update={"enabled": True})})
+    begun, hangs = threading.Semaphore(0), threading.Event()
+
+    def hang(*_: object) -> None:
+        begun.release()
+        hangs.wait(60)
+
+    monkeypatch.setattr(JobReports, "_make", hang)
+    monkeypatch.setattr(Desk, "_delete", hang)
+    tenants, desk = Tenants(service), Desk(service, ObjectStore.connect(service.store), Console())
+    for tenant in ("ann", "bob", "cyd"):
+        tenants.submit({"tenant": tenant, **QUICK})
+        tenants.order(f"{tenant}/job", "cancel")
+    tenants.order("cyd/job", "delete")
+    try:
+        desk.look(frozenset(), Proxy())  # type: ignore[arg-type]
+        assert all(begun.acquire(timeout=20) for _ in range(2))
+        began = monotonic()
+        desk.close()
+        assert monotonic() - began < 5
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name in ("reports", "erase"))
+    finally:
+        hangs.set()
+    said = capsys.readouterr().out
+    assert "a report is not done" in said and "a deletion is not done" in said
+    assert tenants.job("cyd/job").state is State.DELETING, "the next start goes on with it"
 
 
 def test_what_is_written_while_a_job_is_deleted_goes_too(
