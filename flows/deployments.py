@@ -23,7 +23,7 @@ import psutil
 from prefect.automations import Automation, EventTrigger, Posture, ResourceSpecification
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowFilter, FlowFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.actions import ChangeFlowRunState
@@ -79,7 +79,9 @@ def deploy(schedules: bool | None = None) -> list[str]:
                 wanted = before if schedules is None else schedules
                 if wanted != schedule.active:
                     client.update_deployment_schedule(deployment.id, schedule.id, active=wanted)
-        names = [f"{client.read_flow(d.flow_id).name}/{d.name}" for d in found]
+        theirs = FlowFilter(id=FlowFilterId(any_=[d.flow_id for d in found]))
+        flows = {flow.id: flow.name for flow in client.read_flows(flow_filter=theirs)}
+        names = [f"{flows[d.flow_id]}/{d.name}" for d in found]
     _watch_the_dead()
     return sorted(names)
 
