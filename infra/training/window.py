@@ -9,8 +9,9 @@ Invariants
 - Every rank gets the same number of micro-batches, and of rows in each (DDP's and TRL's collectives match);
   where rows run out there are idle ones, whose mask is all 0.
 - Rows are dealt by length: what is padded together is of like length, and ranks work on like lengths at a time.
-- Padding stands on the right only. A micro-batch is cut at its shortest prompt; what remains of longer prompts
-  is masked from the loss, not from attention, exactly like the environment's tokens.
+- Padding stands on the right only. A micro-batch is cut at its shortest prompt, or before its last token where nothing
+  follows the prompts (TRL takes no completion for all of it); what remains of longer prompts is masked from the loss,
+  not from attention, exactly like the environment's tokens.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str) -> dic
     (B, T); advantages (B,). `completion_mask` covers every real token, for it is the attention mask;
     `tool_mask` is the loss mask.
     """
-    cut = min(row.prompt_length for row in rows)
-    width = max(len(row.token_ids) for row in rows) - cut
+    longest = max(len(row.token_ids) for row in rows)
+    cut = min(longest - 1, *(row.prompt_length for row in rows))
+    width = longest - cut
 
     def pad(values: Callable[[Row], Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
         tails = [list(values(row)[cut:]) for row in rows]

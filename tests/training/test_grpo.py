@@ -61,6 +61,20 @@ def test_gradient_does_not_depend_on_micro_batches(
         )
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_trajectories_without_a_sampled_token_are_trained_as_any(base: Path, tmp_path: Path, size: int) -> None:
+    """Their prompt left no room: alone in a micro-batch they have no completion."""
+    speechless, other = make_group(0, 4), make_group(1, 4)
+    for m in speechless.members:
+        for name in ("token_ids", "loss_mask", "logprobs", "versions"):
+            del getattr(m, name)[m.prompt_length :]
+        m.check()
+    part, figures = one_step(base, tmp_path, [speechless, other], loss="grpo", micro_batch_size=size)
+    whole, _ = one_step(base, tmp_path, [speechless, other], loss="grpo", micro_batch_size=32)
+    assert difference(part, whole) < 1e-6
+    assert figures["tokens"] == sum(m.generated_tokens for m in other.members)
+
+
 def test_gradient_does_not_depend_on_the_order_of_groups(
     base: Path, tmp_path: Path, old_groups: list[Group]
 ) -> None:
