@@ -3,12 +3,16 @@
 `Leader` (`infra.training.leader`) has everything that only rank 0 may touch: log, buffer, publisher. `Feed` is what
 each rank's trainer sees; it carries the leader's batches, and its failures, to the followers as JSON and Parquet.
 
-Invariant: after a failure of rank 0 the followers are told and end too; nothing is committed any more.
+Invariants
+- After a failure of rank 0 the followers are told and end too; nothing is committed any more.
+- However long rank 0 waits for a batch, the followers hear from it every `BEAT_S`: they wait for no single message
+  longer than for the slowest step.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import torch
@@ -24,6 +28,9 @@ from infra.training.window import Window, rows_of
 from rl.advantages.registry import advantage_function
 from rl.config.run import RunConfig
 from rl.errors import Fenced, RollmillError
+
+BEAT_S = 60.0
+"""Far below what a follower waits for a message at most (`infra.training.main.SLACK_S`)."""
 
 
 class Stopped(Exception):
@@ -49,12 +56,13 @@ class Feed:
         self._config, self.leader, self._device = config, leader, device
         self._advantages = advantage_function(config.training.advantage)
         self._snapshots, self._version = Snapshots(), 0
-        self._told = False
+        self._told, self._heard = False, 0.0
         self.trainer: Trainer | None = None
 
     def next_window(self) -> Window:
         if self.leader is None:
             return self._window(*_open(ranks.broadcast(None, self._device)))
+        self._heard = time.monotonic()
         try:
             batch = self.leader.next_batch()
             header = {"base": batch.base, "version": batch.version}
@@ -67,7 +75,16 @@ class Feed:
         ranks.broadcast(_sealed(header, body), self._device)
         return Window(batch.version, rows_of(batch.groups, self._advantages, batch.base))
 
+    def pause(self, seconds: float) -> None:
+        """Between two looks of the leader for a batch: the followers are told that it looks still."""
+        time.sleep(seconds)
+        if ranks.world() > 1 and time.monotonic() - self._heard >= BEAT_S:
+            self._heard = time.monotonic()
+            ranks.broadcast(_sealed({"wait": True}, b""), self._device)
+
     def _window(self, header: dict[str, Any], body: bytes) -> Window:
+        while "wait" in header:
+            header, body = _open(ranks.broadcast(None, self._device))
         if "stop" in header:
             self._told = True
             raise Stopped(header["stop"])

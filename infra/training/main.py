@@ -154,7 +154,7 @@ def _run(
             taken.initialise(checkpoints, Snapshots().take(0, trainer.model), trainer.model)
         if plan.steps == 0:
             return
-        feed.leader = taken.appoint(checkpoints, proxy_url, control_key(), stack)
+        feed.leader = taken.appoint(checkpoints, proxy_url, control_key(), stack, feed.pause)
     elif plan.steps == 0:
         return
     trainer.train()

@@ -2,7 +2,7 @@
 
 Invariant: nothing is pickled; every rank calls the same functions in the same order. A rank that waits for
 longer than the process group's timeout gets torch's own error; `main` sets that timeout above every deadline of
-rank 0.
+rank 0, and a wait of rank 0 that may be longer than one of them is told now and then (`loop.Feed.pause`).
 """
 
 from __future__ import annotations

@@ -31,6 +31,19 @@ FIGURES = (
 
 
 @pytest.mark.slow
+def test_followers_outwait_a_batch_that_is_late(tmp_path: Path) -> None:
+    """A batch may take any time, as long as group after group arrives."""
+    command = [sys.executable, "-m", "tests.training.late_batch", str(tmp_path / "meeting")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+
+
+@pytest.mark.slow
 def test_two_processes_equal_one(base: Path, tmp_path: Path) -> None:
     """Gradients of the second of two steps, and all figures."""
     one, two = tmp_path / "one", tmp_path / "two"
