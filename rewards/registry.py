@@ -103,9 +103,16 @@ def checked(parts: Any) -> dict[str, float]:
     if not isinstance(parts, dict) or not parts:
         raise RewardFailure(f"it gave {parts!r:.200}, not a dict of named parts")
     for name, value in parts.items():
-        if not (isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)):
+        if not (isinstance(name, str) and isinstance(value, int | float) and _finite(value)):
             raise RewardFailure(f"its part {name!r:.200} is {value!r:.200}, not a finite number")
     return {name: float(value) for name, value in parts.items()}
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def score(domain: DomainSection, view: TrajectoryView, by: Scorer | None = None) -> dict[str, float]:

@@ -73,7 +73,11 @@ def test_a_sum_beyond_all_numbers_is_a_failure() -> None:
         score(weighted({"name": SCALED, "weight": 1e308, "options": {"factor": 1e10}}), VIEW)
 
 
-@pytest.mark.parametrize("answer", [None, {}, 1.0, {"a": math.nan}, {"a": math.inf}, {"a": "1"}, {"a": None}])
+HUGE = {"a": 10**400}
+"""As an integer it is finite."""
+
+
+@pytest.mark.parametrize("answer", [None, {}, 1.0, {"a": math.nan}, {"a": math.inf}, {"a": "1"}, {"a": None}, HUGE])
 def test_a_reward_that_can_not_be_computed_raises_and_is_never_zero(answer: Any) -> None:
     options = {} if answer is None else {"answer": answer}
     with pytest.raises(RewardFailure, match="of domain 'd'"):
