@@ -71,13 +71,14 @@ def make_model(size: TinySection, vocabulary: int, seed: int) -> Qwen3ForCausalL
     """A float32 model; the scale of its initial weights decides how quickly it learns, so it is set here:
     embeddings 0.05, others 0.02, and what writes to the residual stream divided by sqrt(2 x layers)."""
     width = size.hidden_size
+    heads = width // HEAD_DIM
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=3 * width,
         num_hidden_layers=size.layers,
-        num_attention_heads=width // HEAD_DIM,
-        num_key_value_heads=max(1, width // (2 * HEAD_DIM)),
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2 if heads % 2 == 0 else 1,  # it must divide the former
         head_dim=HEAD_DIM,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         max_position_embeddings=CONTEXT,
@@ -88,7 +89,7 @@ def make_model(size: TinySection, vocabulary: int, seed: int) -> Qwen3ForCausalL
         dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)
         model = Qwen3ForCausalLM(config)
         for name, parameter in model.named_parameters():
             if parameter.dim() < 2:

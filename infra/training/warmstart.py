@@ -92,7 +92,7 @@ def warm_start(
 def _arguments(section: WarmstartSection, seed: int, scratch: str) -> SFTConfig:
     return SFTConfig(
         output_dir=scratch,
-        seed=seed,
+        seed=seed % 2**32,  # as of what trains later: no more is taken
         max_steps=section.max_steps,
         per_device_train_batch_size=section.batch_size,
         learning_rate=section.learning_rate,

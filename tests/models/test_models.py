@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from infra.chat import ChatCodec
 from infra.models import smollm2
 from infra.models.sources import check_source, materialise
-from infra.models.tiny import WORDS, make_tokenizer
-from rl.config.model import ModelSection, PretrainedModel, Smollm2Model, TinyModel, TinySection
+from infra.models.tiny import WORDS, make_model, make_tokenizer
+from infra.training.warmstart import _arguments
+from rl.config.model import ModelSection, PretrainedModel, Smollm2Model, TinyModel, TinySection, WarmstartSection
 from rl.errors import ConfigError
 from rl.trajectory import Message
 
@@ -48,6 +49,18 @@ def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
     other = materialise(SMALL, tmp_path / "b", seed=2)
     read = [(d / "model.safetensors").read_bytes() for d in (first, again, other)]
     assert read[0] == read[1] != read[2]
+
+
+@pytest.mark.parametrize("width", [32, 33, 96, 160, 224])
+def test_whatever_width_is_legal_makes_a_model_that_computes(width: int) -> None:
+    model = make_model(TinySection(hidden_size=width, layers=1), 100, seed=0)
+    assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**64, -(10**23)])
+def test_any_integer_is_a_seed(seed: int, tmp_path: Path) -> None:
+    materialise(SMALL, tmp_path / "models", seed)
+    set_seed(_arguments(WarmstartSection(), seed, str(tmp_path / "scratch")).seed)
 
 
 def test_a_made_model_is_reused_and_never_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
