@@ -16,7 +16,7 @@ class LoraSection(Section):
     """Rank of the update."""
     alpha: Annotated[int, Field(ge=1)] = 32
     """Scale: the update is multiplied by alpha / rank."""
-    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get an adapter."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the adapter's input; leave at 0 for exact log-probs."""
@@ -25,9 +25,9 @@ class LoraSection(Section):
 class TinySection(Section):
     """A from-scratch Qwen3 model, small enough to learn on one core."""
 
-    hidden_size: int = 128
-    """Width."""
-    layers: int = 4
+    hidden_size: Annotated[int, Field(ge=32)] = 128
+    """Width, of which each attention head has 32."""
+    layers: Annotated[int, Field(ge=1)] = 4
     """Depth."""
 
 

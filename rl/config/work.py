@@ -27,7 +27,7 @@ class DomainSection(Section):
     """Entry point of group `rollmill.rewards`, or `module:attribute`; or a list of rewards to be added up."""
     reward_options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the reward function, if it is one."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Share of the problem stream, relative to the other domains."""
     max_turns: Annotated[int, Field(ge=1)] = 10
     """Turns after which an episode is truncated."""
@@ -208,7 +208,7 @@ class EvaluationSection(Section):
     """Episodes per problem."""
     pass_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """The k of pass@k: the chance that one of k episodes solves a problem, estimated from `samples` of them."""
-    solved_at: float = 1.0
+    solved_at: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Reward from which on an episode solves its problem."""
 
     @model_validator(mode="after")

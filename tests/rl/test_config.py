@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,10 @@ MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"training": None}, "training", "None", "a mapping of fields"),
     ({"training": {"steps": "many"}}, "training.steps", "'many'", "a valid integer"),
     ({"training": {"learning_rate": 0}}, "training.learning_rate", "0", "greater than 0"),
+    ({"deadlines": {"batch": math.inf}}, "deadlines.batch", "inf", "less than or equal to 31536000"),
+    ({"deadlines": {"score": 1e10}}, "deadlines.score", "10000000000.0", "less than or equal to 31536000"),
+    ({"domains": [LAKE | {"weight": math.inf}]}, "domains.0.weight", "inf", "a finite number"),
+    ({"evaluation": {"solved_at": math.nan}}, "evaluation.solved_at", "nan", "a finite number"),
     ({"training": {"loss": "ppo"}}, "training.loss", "'ppo'", "'grpo', 'dr_grpo', 'dapo', 'bnpo' or 'cispo'"),
     ({"staleness": {"mode": ["sync"]}}, "staleness.mode", "['sync']", "'rollart'"),
     ({"staleness": {"alpha": 99}}, "staleness.alpha", "99", "less than or equal to 16"),
@@ -59,6 +64,12 @@ MISTAKES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"pools": {"type": "local", "lamda": 1}}, "pools.lamda", "1", "did you mean 'lambda'?"),
     ({"model": {"warmstart": {}, "source": {"type": "tiny", "size": {"layer": 1}}}},
      "model.source.size.layer", "1", "did you mean 'layers'?"),
+    ({"model": {"warmstart": {}, "source": {"type": "tiny", "size": {"layers": 0}}}},
+     "model.source.size.layers", "0", "greater than or equal to 1"),
+    ({"model": {"warmstart": {}, "source": {"type": "tiny", "size": {"hidden_size": 31}}}},
+     "model.source.size.hidden_size", "31", "greater than or equal to 32"),
+    ({"model": {"warmstart": {}, "lora": {"target_modules": []}}},
+     "model.lora.target_modules", "[]", "at least 1 item"),
     ({"model": {"warmstart": {}, "source": "tiny"}}, "model.source", "'tiny'", "a mapping of fields"),
     ({"model": {"warmstart": {}, "lora": {"target_modules": 5}}},
      "model.lora.target_modules", "5", "a valid tuple, or Input should be 'all-linear'"),
