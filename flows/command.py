@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from rl.errors import RollmillError
+from rl.errors import ConfigError, RollmillError
 
 console = Console()
 
@@ -50,6 +51,23 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(130) from None
 
     return wrapped
+
+
+def fresh_directory(option: str, path: Path) -> Path:
+    """The directory that a command will put there, whole, in a place that exists. Raises ConfigError, which names the
+    `option`, where something is already, and where nothing can be."""
+    to = path.resolve()
+    try:
+        if to.exists() and (not to.is_dir() or any(to.iterdir())):
+            raise ConfigError(f"{option} {str(path)!r} exists and is not an empty directory; take another")
+        if to == Path.cwd():  # its shell would be left in one that is gone
+            raise ConfigError(f"{option} {str(path)!r} is the directory you are in; go up, and name it from there")
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option} {str(path)!r} can not be made: {error.strerror}; take another") from error
+    if not os.access(to.parent, os.W_OK):
+        raise ConfigError(f"{option} {str(path)!r} can not be made: {str(to.parent)!r} is not yours; take another")
+    return to
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command import ConfigArgument, SetOption, console, one_line_errors
+from flows.command import ConfigArgument, SetOption, console, fresh_directory, one_line_errors
 from flows.versions import Run, run_of
 from rl.errors import ConfigError
 
@@ -33,11 +33,9 @@ def export(
     overrides: SetOption = [],  # noqa: B006
 ) -> None:
     """A version as a directory that transformers and vLLM load, or PEFT, if it is an adapter."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError(f"--to {str(to)!r} exists and is not an empty directory; name another")
+    to = fresh_directory("--to", to)
     with run_of(config, overrides) as run:
         state = None if version == "base" else run.step(version).state
-        to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
             found = _pulled(run, version, state, Path(scratch) / "version")
             if merged and (found / ADAPTER).exists():

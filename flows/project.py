@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from flows.command import console, one_line_errors
+from flows.command import console, fresh_directory, one_line_errors
 from rl.errors import ConfigError
 
 TEMPLATES = files("flows") / "templates"
@@ -56,9 +56,7 @@ def write_project(directory: Path) -> None:
     found = find_spec(package)
     if found is not None and found.origin is not None:  # without an origin it is any directory of that name
         raise ConfigError(f"DIRECTORY {project!r}: a module {package!r} exists already; take another name")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(f"DIRECTORY {str(directory)!r} exists and is not an empty directory; take another")
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory = fresh_directory("DIRECTORY", directory)
     draft = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{project}-"))
     try:
         for name, template in FILES.items():

@@ -48,6 +48,27 @@ def test_nothing_is_written_over_and_a_bad_name_is_one_line(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
+@pytest.mark.parametrize(
+    ("directory", "words"),
+    [(".", "the directory you are in"), ("../taken.txt/new-project", "can not be made")],
+)
+def test_a_place_where_no_directory_can_be_put_is_one_line(tmp_path, monkeypatch, directory, words):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "taken.txt").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    for command in (["init", directory], ["export", "frozen_lake", "--to", directory]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 2 and words in result.output, (result.output, result.exception)
+        assert len(result.output.strip().splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "here", tmp_path / "taken.txt"]
+
+
+def test_an_empty_directory_behind_a_link_is_filled(tmp_path):
+    (tmp_path / "my-project").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "my-project")
+    assert (init(tmp_path / "link") / "config.yaml").is_file() and (tmp_path / "link").is_symlink()
+
+
 @pytest.mark.slow
 def test_a_new_project_passes_its_own_tests_and_the_dry_run(tmp_path):
     directory = init(tmp_path / "my-project")
