@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from envs.registry import make_environment
-from infra.models.sources import check_source
+from infra.models.sources import check_source, longest_sequence
 from infra.proxy.secret import key_of_servers
 from rewards.registry import check_rewards
 from rl.advantages.registry import advantage_function
@@ -66,9 +66,21 @@ def cross_check(config: RunConfig) -> None:
         make_environment(domain)
     check_rewards(config)
     check_source(config.model)
+    _check_length(config)
     advantage_function(config.training.advantage)
     if isinstance(config.engine, VLLMEngineSection) and config.engine.external:
         key_of_servers()
+
+
+def _check_length(config: RunConfig) -> None:
+    """A trajectory that outgrows the engine before it outgrows `rollout.max_tokens` fails, where it should have been
+    truncated, and so none that is long would be trained. What vLLM makes of a model's length it says at its start."""
+    if isinstance(config.engine, VLLMEngineSection):
+        what, most = "engine.max_length", config.engine.max_length
+    else:
+        what, most = "what the model takes", longest_sequence(config.model)
+    if most is not None and most < (wanted := config.rollout.max_tokens):
+        raise ConfigError(f"rollout.max_tokens ({wanted}) is above {what} ({most}); lower it to {most}")
 
 
 def override(text: str) -> tuple[str, Any]:

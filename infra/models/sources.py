@@ -6,6 +6,7 @@ that processes can share a cache.
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from infra.models.pretrained import check_pretrained
 from infra.models.smollm2 import find_weights, write_smollm2
-from rl.config.model import ModelSection, PretrainedModel, ServiceModel, Smollm2Model
+from rl.config.model import TINY_CONTEXT, ModelSection, PretrainedModel, ServiceModel, Smollm2Model, TinyModel
 from rl.errors import ConfigError
 
 
@@ -23,6 +24,20 @@ def check_source(model: ModelSection) -> None:
         check_pretrained(model.source.path)
     elif isinstance(model.source, Smollm2Model):
         find_weights()
+
+
+def longest_sequence(model: ModelSection) -> int | None:
+    """Tokens of the longest sequence that the model takes, where its checked source tells. Raises ConfigError."""
+    if isinstance(model.source, TinyModel):
+        return TINY_CONTEXT
+    if not isinstance(model.source, PretrainedModel):
+        return None
+    try:
+        found = json.loads((Path(model.source.path).expanduser() / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.source.path: {model.source.path!r} has no readable config.json: {error}") from error
+    positions = found.get("max_position_embeddings") if isinstance(found, dict) else None
+    return positions if isinstance(positions, int) else None
 
 
 def materialise(model: ModelSection, cache_dir: Path, seed: int) -> Path:

@@ -20,11 +20,10 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from rl.config.model import TinySection
+from rl.config.model import TINY_CONTEXT, TinySection
 
 PAD, UNKNOWN, START, END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (PAD, UNKNOWN, START, END)
-CONTEXT = 2048
 HEAD_DIM = 32
 
 _MOVES, _CELLS = ("up", "down", "left", "right"), ("wall", "hole", "near", "far")
@@ -81,7 +80,7 @@ def make_model(size: TinySection, vocabulary: int, seed: int) -> Qwen3ForCausalL
         num_key_value_heads=heads // 2 if heads % 2 == 0 else 1,  # it must divide the former
         head_dim=HEAD_DIM,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=TINY_CONTEXT,
         tie_word_embeddings=True,
         pad_token_id=SPECIAL.index(PAD),
         eos_token_id=SPECIAL.index(END),
@@ -112,7 +111,7 @@ def write_tiny(size: TinySection, seed: int, directory: Path) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": CONTEXT,
+        "model_max_length": TINY_CONTEXT,
         "clean_up_tokenization_spaces": False,
         "pad_token": PAD,
         "unk_token": UNKNOWN,

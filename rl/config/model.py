@@ -22,6 +22,10 @@ class LoraSection(Section):
     """Dropout on the adapter's input; leave at 0 for exact log-probs."""
 
 
+TINY_CONTEXT = 2048
+"""Tokens of the longest sequence of a tiny model."""
+
+
 class TinySection(Section):
     """A from-scratch Qwen3 model, small enough to learn on one core."""
 

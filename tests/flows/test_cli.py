@@ -43,6 +43,8 @@ def test_the_dry_run_does_not_import_torch():
         ("model.source={type: pretrained, path: nowhere}", ["model.source.path", "nowhere"]),
         ("pools.cpu=2", ["pools.cpu", "group_size"]),
         ("rollout.max_new_tokens=9999", ["max_new_tokens", "max_tokens"]),
+        ("rollout.max_tokens=2049", ["rollout.max_tokens (2049)", "model takes (2048)", "lower it to 2048"]),
+        ("engine={type: vllm, max_length: 255}", ["rollout.max_tokens (256)", "engine.max_length (255)"]),
         ("no-equals-sign", ["--set", "field.path=value"]),
         ("name=[1", ["--set", "name=[1", "not YAML"]),
         ("name=2024-13-45", ["--set", "name=2024-13-45", "month must be"]),

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from infra.chat import ChatCodec
 from infra.models import smollm2
-from infra.models.sources import check_source, materialise
+from infra.models.sources import check_source, longest_sequence, materialise
 from infra.models.tiny import WORDS, make_model, make_tokenizer
 from infra.training.warmstart import _arguments
 from rl.config.model import ModelSection, PretrainedModel, Smollm2Model, TinyModel, TinySection, WarmstartSection
@@ -61,6 +61,17 @@ def test_whatever_width_is_legal_makes_a_model_that_computes(width: int) -> None
 def test_any_integer_is_a_seed(seed: int, tmp_path: Path) -> None:
     materialise(SMALL, tmp_path / "models", seed)
     set_seed(_arguments(WarmstartSection(), seed, str(tmp_path / "scratch")).seed)
+
+
+def test_the_longest_sequence_is_what_the_source_tells(tmp_path: Path) -> None:
+    directory = materialise(SMALL, tmp_path, seed=0)
+    pretrained = ModelSection(source=PretrainedModel(path=str(directory)))
+    assert longest_sequence(SMALL) == longest_sequence(pretrained) == 2048
+    (directory / "config.json").write_text("{}")
+    assert longest_sequence(pretrained) is None
+    (directory / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"model\.source\.path: .* no readable config\.json"):
+        longest_sequence(pretrained)
 
 
 def test_a_made_model_is_reused_and_never_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
