@@ -76,8 +76,10 @@ class Dataset(Environment):
     ):
         if Path(path).suffix in READERS and not Path(path).is_file() and "*" not in path:
             raise ValueError(f"path ({path!r}) is no file")
-        if not columns_of(prompt):
+        if not columns_of(prompt) or "" in columns_of(prompt):  # braces with nothing in them take a value by its place
             raise ValueError(f"prompt ({prompt!r}) names no column; write one in braces, such as {{question}}")
+        if answer_after == "":
+            raise ValueError("answer_after ('') is empty, and follows nothing; leave it away for the whole column")
         self._source = Source(path, name, split, held_out_split, revision, prompt, answer, difficulty)
         self._after, self._system = answer_after, system
         self._answer = ""
@@ -194,7 +196,7 @@ def _opened(source: Source, split: str) -> Any:
 
 def columns_of(prompt: str) -> set[str]:
     """The columns that a prompt names. Raises ValueError for braces that do not match."""
-    return {field for _, field, _, _ in string.Formatter().parse(prompt) if field}
+    return {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None}
 
 
 def messages(prompt: str, row: Mapping[str, Any]) -> list[Message]:

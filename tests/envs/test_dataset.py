@@ -101,6 +101,11 @@ def test_what_is_not_there_is_named(file: str, wrong: dict[str, Any], words: lis
 
 
 def test_options_are_checked_before_anything_is_opened() -> None:
-    for wrong, words in (({"path": "no.parquet"}, "is no file"), ({"path": "x", "prompt": "all"}, "names no column")):
+    for wrong, words in (
+        ({"path": "no.parquet"}, "is no file"),
+        ({"path": "x", "prompt": "all"}, "names no column"),
+        ({"path": "x", "prompt": "{} {question}"}, "names no column"),
+        ({"path": "x", "answer_after": ""}, "leave it away"),
+    ):
         with pytest.raises(ConfigError, match=words):
             make_environment(DomainSection(name="d", environment="dataset", environment_options=wrong))
