@@ -126,7 +126,8 @@ def score(domain: DomainSection, view: TrajectoryView, by: Scorer | None = None)
         if isinstance(domain.reward, str):
             return parts
         for part, value in parts.items():
-            total[term.label if part == term.label else f"{term.label}.{part}"] = term.weight * value
+            name = term.label if part == term.label else f"{term.label}.{part}"
+            total[name] = total.get(name, 0.0) + term.weight * value  # dots in names may make two of them one
     return checked(total)
 
 

@@ -62,6 +62,12 @@ def test_a_list_is_a_weighted_sum_with_parts_by_name() -> None:
     assert score(section, VIEW) == {"outcome": 0.05, "scaled": -4.0, "scaled.turns": -6.0}
 
 
+def test_parts_that_come_to_one_name_are_added_and_none_is_lost() -> None:
+    answers = {"m:a": {"b.c": 1.0}, "m:a.b": {"c": 10.0}}
+    section = weighted({"name": "m:a"}, {"name": "m:a.b", "weight": 2})
+    assert score(section, VIEW, lambda name, view, options: answers[name]) == {"a.b.c": 21.0}
+
+
 def test_one_failing_reward_fails_the_sum() -> None:
     section = weighted({"name": "outcome"}, {"name": f"{__name__}:broken", "weight": 0.0})
     with pytest.raises(RewardFailure, match=rf"reward '{__name__}:broken' of domain 'd': it raised ZeroDivisionError"):
