@@ -166,7 +166,9 @@ class Run:
             self.check()
             self._process.kill()
             self._process.wait()
-        _, left = psutil.wait_procs(list(self._seen.values()), timeout=LEFT_S)
+        end = monotonic() + LEFT_S
+        while (left := [p for p in self._seen.values() if _alive(p)]) and monotonic() < end:
+            sleep(0.1)
         told = [" ".join(_command(p))[:200] for p in left]
         for process in left:
             with suppress(psutil.Error):
@@ -243,6 +245,13 @@ def services() -> Iterator[tuple[Path, dict[str, str]]]:
             os.environ.clear()
             os.environ.update(before)
             supervisor.down(home)
+
+
+def _alive(process: psutil.Process) -> bool:
+    """One that nobody has waited for yet is over, too."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _command(process: psutil.Process) -> list[str]:
