@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.command import console, one_line_errors, services
-from rl.config.base import NAME
 from rl.errors import ConfigError, DeadlineExceeded, LogTooNew
 
 if TYPE_CHECKING:
@@ -228,6 +227,8 @@ def _seen(store: ObjectStore, prefix: str) -> Seen:
 
 def _prefix(run: str) -> str:
     """Its key prefix. Raises ConfigError for what can be the name of none."""
+    from rl.config.base import NAME
+
     tenant, separator, name = run.partition("/")
     if not separator:
         tenant, name = "default", run
