@@ -29,7 +29,7 @@ from sim.machine import StageTimes, predicted_ratios, predicted_step
 
 GOALS = {"sync": 4.6, "areal": 1.4, "one_off": 1.45, "sync_plus": 2.2}
 AGAIN = "draw_again"
-QUICK, FULL = Size(7, 2), Size(14, 4)
+QUICK, FULL = Size(2, 7, 3), Size(4, 14, 4)
 
 
 def modes(bench: Bench, size: Size, times: Path | None) -> list[Figure]:

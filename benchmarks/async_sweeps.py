@@ -38,7 +38,7 @@ FULL_PIPELINE = max(ALPHAS) + 1
 
 
 def alpha_sweep(bench: Bench, quick: bool) -> list[Figure]:
-    size = Size(16 if quick else 32, FULL_PIPELINE)
+    size = Size(FULL_PIPELINE, 16 if quick else 32, FULL_PIPELINE)
     runs = {a: bench.run(f"alpha-{a}", size, f"staleness={{alpha: {a}}}", "retention.newest=1000") for a in ALPHAS}
     found = {alpha: m for alpha, m in runs.items() if m is not None}
     if (base := found.get(1)) is None:
@@ -105,7 +105,7 @@ def redundancy_sweep(bench: Bench, quick: bool) -> list[Figure]:
 
 def alternating(quick: bool) -> Size:
     """Where rollout and training take turns, every step but the first counts."""
-    return Size(5 if quick else 13, 1)
+    return Size(1, 5 if quick else 13)
 
 
 def over(m: Measured, base: Measured) -> float:

@@ -16,9 +16,12 @@ PRESET = "long_tail"
 
 @dataclass(frozen=True)
 class Size:
-    steps: int
     first: int
     """The version after which steps count: the pipeline is full."""
+    last: int
+    """The last version that counts."""
+    more: int = 0
+    """Steps that the run goes on for: at its end it waits for whatever it had put off."""
 
 
 def work_bound(m: Measured) -> float:
@@ -56,10 +59,10 @@ class Bench:
             print(f"{label} left out: the time is over", file=sys.stderr, flush=True)
             return None
         model = f"model.source={{type: pretrained, path: {self.model}}}"
-        steps = f"training.steps={size.steps}"
+        steps = f"training.steps={size.last + size.more}"
         given = [f"name={label}", model, "model.warmstart=null", steps, "evaluation.problems=0", *sets]
         try:
-            measured = run(PRESET, given, self.env, size.first, left)
+            measured = run(PRESET, given, self.env, size.first, size.last, left)
         except RunFailed as error:
             print(f"{label} failed: {error}", file=sys.stderr, flush=True)
             return None

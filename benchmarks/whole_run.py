@@ -1,7 +1,8 @@
 """One whole run, as a user starts it, and what it cost: for benchmarks that compare runs.
 
 Invariants: everything is read from what the run left in the store, and from the processor times of its processes; the
-start of the run is left out, for only the steps after `first` count; services are the caller's and are not counted.
+start of the run is left out, for only the steps after `first` count, and so is what comes after `last`; services are
+the caller's and are not counted.
 """
 
 from __future__ import annotations
@@ -99,8 +100,15 @@ def services() -> Iterator[dict[str, str]]:
             supervisor.down(home)
 
 
-def run(preset: str, sets: Sequence[str], env: Mapping[str, str], first: int = 2, limit_s: float = 3600) -> Measured:
-    """Train to the end and measure the steps after version `first`. Raises RunFailed."""
+def run(
+    preset: str,
+    sets: Sequence[str],
+    env: Mapping[str, str],
+    first: int = 2,
+    last: int | None = None,
+    limit_s: float = 3600,
+) -> Measured:
+    """Train to the end and measure the steps after version `first` up to `last`, or to the end. Raises RunFailed."""
     sets = [*sets, "tracking.enabled=false"]
     config = load_config(preset, sets)
     command = [sys.executable, "-m", "flows.cli", "train", preset]
@@ -128,7 +136,7 @@ def run(preset: str, sets: Sequence[str], env: Mapping[str, str], first: int = 2
     if process.returncode != 0:
         raise RunFailed(f"{config.name} ended with code {process.returncode}: {said[-2000:]}")
     with environ(env):
-        return read(config, meter, first, monotonic() - began)
+        return read(config, meter, first, last, monotonic() - began)
 
 
 @contextmanager
@@ -179,11 +187,11 @@ def _name(command: Sequence[str]) -> str:
     return "Dask worker" if any("spawn_main" in part for part in command) else Path(command[0]).name if command else "?"
 
 
-def read(config: RunConfig, meter: Meter, first: int, wall_s: float) -> Measured:
+def read(config: RunConfig, meter: Meter, first: int, last: int | None, wall_s: float) -> Measured:
     """What a run that ended left behind."""
     store = ObjectStore.connect(config.store)
     log = CommitLog(store, config.prefix, writer="benchmark")
-    steps = [r for r in log.history() if isinstance(r, Step)]
+    steps = [r for r in log.history() if isinstance(r, Step) and (last is None or r.version <= last)]
     counted = [s for s in steps if s.version > first]
     begin, end = next(s.time for s in steps if s.version == first), counted[-1].time
     groups = {str(g.uid): g for g in SampleBuffer(store, config.prefix).history(SEGMENTS) if g.tombstone is None}
