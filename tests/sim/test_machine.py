@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +40,43 @@ def test_no_step_is_shorter_than_its_work():
     assert predicted_step(quick) == 20.0
     slow = of("sync_plus", work_s=40.0, tokens=0.5)
     assert predicted_ratios({"sync_plus": slow, "rollart": quick}) == {"rollart_over_sync_plus": 4.0}
+
+
+MEASURED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "mode_times.json").read_text())
+"""What `python -m benchmarks.async_modes --times FILE` wrote of the runs that docs/asynchrony.md tells of: the stage
+times of every mode, and the step that was measured, which the simulator does not see."""
+BEST = "rollart"
+OFF = {"areal": 0.12, "draw_again": 0.22}
+"""What may be beyond a tenth, as docs/simulator.md tells."""
+
+
+def measured(name: str) -> StageTimes:
+    given = {key: value for key, value in MEASURED[name].items() if key != "step_s"}
+    return StageTimes(**given | {"batches": tuple(map(tuple, given["batches"]))})
+
+
+@cache
+def predicted(name: str) -> float:
+    return predicted_step(measured(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED)
+def test_steps_that_were_measured_are_predicted_within_a_tenth_but_for_what_is_named(name: str) -> None:
+    error = predicted(name) / MEASURED[name]["step_s"] - 1
+    print(f"{name}: {predicted(name):.2f} s, {error:+.1%}")
+    assert abs(error) <= OFF.get(name, 0.10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MEASURED.keys() - {BEST})
+def test_ratios_that_were_measured_are_predicted_within_a_tenth_but_for_what_is_named(name: str) -> None:
+    """In tokens, as `benchmarks.async_modes` compares."""
+
+    def tokens_per_s(name: str, step_s: float) -> float:
+        return MEASURED[name]["tokens"] / step_s
+
+    ratio = tokens_per_s(BEST, predicted(BEST)) / tokens_per_s(name, predicted(name))
+    truth = tokens_per_s(BEST, MEASURED[BEST]["step_s"]) / tokens_per_s(name, MEASURED[name]["step_s"])
+    print(f"{BEST} over {name}: {ratio:.2f}, measured {truth:.2f}, {ratio / truth - 1:+.1%}")
+    assert abs(ratio / truth - 1) <= OFF.get(name, 0.10)
