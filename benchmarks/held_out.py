@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from transformers.utils.logging import disable_progress_bar
+
 from benchmarks.synchronous_trl import held_out
 from benchmarks.whole_run import environ
 from infra.store.log import CommitLog
@@ -36,6 +38,7 @@ def kept(config: RunConfig, out: Path, env: Mapping[str, str]) -> dict[int, floa
 
 def rewards(config: RunConfig, base: Path, out: Path, versions: Iterable[int]) -> dict[int, float]:
     """Of the versions in `out`; version 0 is `base`."""
+    disable_progress_bar()  # of each model that is loaded
     found = {v: held_out(config, base, out / f"v{v}" if v else base, PROBLEMS) for v in versions}
     print(f"{out.name}: " + ", ".join(f"v{v} {r:.3f}" for v, r in found.items()), flush=True)
     return found

@@ -179,7 +179,8 @@ def measure(tenants: Tenants, pid: int, count: int, label: str, steps: int, alph
     print(
         f"{label:12s} {count:3d} tenants  {found.seconds:7.1f} s  {found.per_hour:7.0f} steps/h  first step "
         f"{median(found.first_steps):6.1f} s (worst {max(found.first_steps):6.1f})  engine {found.engine_busy:4.0%}  "
-        f"trainer {found.trainer_busy:4.0%}  reward {fmean(chain(*found.rewards)):.3f}  {found.rss_mb:6.0f} MB",
+        f"trainer {found.trainer_busy:4.0%}  cores {found.processors_busy:4.0%}  "
+        f"reward {fmean(chain(*found.rewards)):.3f}  {found.rss_mb:6.0f} MB",
         flush=True,
     )
     print(f"{label} {count} stages: {json.dumps(asdict(found.times))}", flush=True)
