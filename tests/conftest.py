@@ -24,15 +24,15 @@ settings.load_profile("any")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_server_is_named_for_others() -> Iterator[None]:
-    """What a file of tests names in the environment as a server of the user's own is gone when that file ends."""
-
-    def named() -> set[str]:
-        return {name for names in GIVEN.values() for name in names if name in os.environ}
-
-    before = named()
+def servers_are_named_for_one_file() -> Iterator[None]:
+    """What a file of tests names in the environment as a server of the user's own is gone when that file ends: others
+    must not find servers that nobody gave them."""
+    before = {name: os.environ.get(name) for names in GIVEN.values() for name in names}
     yield
-    assert named() == before
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +71,8 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rollmill(services: Endpoints, shared_home: Path) -> Iterator[Rollmill]:
-    """The command line on `services`. The environment of this process names them and the home, too, but only for the
-    tests of one file: others must not find servers that nobody gave them."""
+    """The command line on `services`. The environment of this process names them and the home, too, for the tests of
+    one file."""
     ours = environment(services) | {"ROLLMILL_HOME": str(shared_home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ours.items():

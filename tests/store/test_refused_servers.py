@@ -33,7 +33,7 @@ def config(address: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 def test_rclones_server_lets_two_writers_win(config: RunConfig) -> None:
-    store = prepare.reach(config)
+    store = prepare.reach(config, create=True)
     assert store.create("k", b"mine", "n1") and store.create("k", b"theirs", "n2"), "what makes it unfit"
 
 
