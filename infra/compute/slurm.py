@@ -13,28 +13,20 @@ from typing import Any
 from dask_jobqueue.slurm import SLURMJob
 from distributed import Status
 
-from rl.errors import DeadlineExceeded
+from infra.compute.punctual import Punctual
 
 logger = logging.getLogger(__name__)
 
 
-class EngineJob(SLURMJob):
+class EngineJob(Punctual, SLURMJob):
     """The library's own job, whose calls would wait for ever."""
 
-    def __init__(self, *args: Any, start_s: float, **options: Any):
-        super().__init__(*args, **options)
-        self._start_s = start_s
-
-    async def start(self) -> None:
-        try:
-            async with asyncio.timeout(self._start_s):
-                await super().start()
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"pools: `{self.submit_command}` did not submit {self.name} within {self._start_s:g} s "
-                f"(deadlines.start); `sinfo` tells whether SLURM answers, and `squeue --name {self.job_name}` whether "
-                f"there is a job nevertheless: `scancel` it"
-            ) from error
+    async def _late(self) -> str:
+        return (
+            f"pools: `{self.submit_command}` did not submit {self.name} within {self._start_s:g} s "
+            f"(deadlines.start); `sinfo` tells whether SLURM answers, and `squeue --name {self.job_name}` whether "
+            f"there is a job nevertheless: `scancel` it"
+        )
 
     async def close(self) -> None:
         try:

@@ -7,7 +7,6 @@ it is started.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -17,36 +16,29 @@ from distributed import Nanny, Status
 from distributed.deploy.ssh import Worker
 from distributed.security import Security
 
+from infra.compute.punctual import Punctual
 from rl.config.infrastructure import LOOPBACK, LocalPools
 from rl.config.pools import SlurmPools, SSHPools
-from rl.errors import ConfigError, DeadlineExceeded
+from rl.errors import ConfigError
 
 Workers = dict[str, dict[str, Any]]
 JOB_NAME = "rollmill-engine"
 """Of SLURM's jobs."""
 
 
-class LocalWorker(Nanny):
-    """Dask's own class for a process here, registered within `start_s` or failed by name: by itself it would wait for
-    ever. Dask's `death_timeout` is no such deadline: it also ends workers that lost their scheduler."""
+class LocalWorker(Punctual, Nanny):
+    """Dask's own class for a process here. Dask's `death_timeout` is no such deadline: it also ends workers that lost
+    their scheduler."""
 
-    def __init__(self, *args: Any, start_s: float, **options: Any):
-        super().__init__(*args, **options)
-        self._start_s = start_s
-
-    async def start(self) -> Any:
-        try:
-            async with asyncio.timeout(self._start_s):
-                return await super().start()
-        except TimeoutError as error:
-            if self.process is not None and self.process.status == Status.starting:
-                self.process.status = Status.failed  # cut off in its start, it would refuse to be killed
-            await self.close(reason="late")
-            raise DeadlineExceeded(
-                f"pools: worker {self.name!r} of this machine did not register within {self._start_s:g} s "
-                f"(deadlines.start); if the machine is just busy, raise that, else see whether it is out of memory or "
-                f"processes: `rollmill doctor`"
-            ) from error
+    async def _late(self) -> str:
+        if self.process is not None and self.process.status == Status.starting:
+            self.process.status = Status.failed  # cut off in its start, it would refuse to be killed
+        await self.close(reason="late")
+        return (
+            f"pools: worker {self.name!r} of this machine did not register within {self._start_s:g} s "
+            f"(deadlines.start); if the machine is just busy, raise that, else see whether it is out of memory or "
+            f"processes: `rollmill doctor`"
+        )
 
 
 def local_workers(pools: LocalPools, start_s: float, host: str = LOOPBACK, security: Security | None = None) -> Workers:
@@ -91,22 +83,14 @@ def ssh_options(pools: SSHPools) -> dict[str, Any]:
     return {"port": pools.port} | found | keys
 
 
-class MachineWorker(Worker):
-    """Dask's own class for SSH, started within `start_s` or failed by name: by itself it would wait for ever."""
+class MachineWorker(Punctual, Worker):
+    """Dask's own class for SSH."""
 
-    def __init__(self, *args: Any, start_s: float, **options: Any):
-        super().__init__(*args, **options)
-        self._start_s = start_s
-
-    async def start(self) -> None:
-        try:
-            async with asyncio.timeout(self._start_s):
-                await super().start()
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"pools.machines: {self.remote_python} started no worker on {self.address} within {self._start_s:g} s "
-                "(deadlines.start)"
-            ) from error
+    async def _late(self) -> str:
+        return (
+            f"pools.machines: {self.remote_python} started no worker on {self.address} within {self._start_s:g} s "
+            "(deadlines.start)"
+        )
 
 
 def ssh_workers(pools: SSHPools, start_s: float) -> Workers:
