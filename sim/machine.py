@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -65,6 +66,7 @@ class Replay(Workload):
         return self._seconds[at]
 
 
+@cache
 def predicted_step(times: StageTimes) -> float:
     """Seconds from one commit to the next."""
     groups = np.concatenate([np.array(batch, float) for batch in times.batches])

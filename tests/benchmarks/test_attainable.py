@@ -13,9 +13,9 @@ from sim.machine import StageTimes, predicted_step
 BEFORE = 4
 
 
-def steps(batches: list[tuple[float, ...]], train: float, begin: float = 0.0) -> list[StepTimes]:
+def steps(batches: list[tuple[float, ...]], train: float) -> list[StepTimes]:
     """Steps that were made one after the other without a pause."""
-    ends = [begin + train * (n + 1) for n in range(len(batches))]
+    ends = [train * (n + 1) for n in range(len(batches))]
     return [StepTimes(end - train, end, groups) for end, groups in zip(ends, batches, strict=True)]
 
 
